@@ -1,0 +1,30 @@
+//! Communicators for candle: who is in the world, and moving bytes between its ranks.
+//!
+//! This crate owns the description of the world ([`World`]), the rendezvous store through which ranks find each
+//! other ([`store`]), and the [`Communicator`] trait with its backends. It knows nothing of models, parameters or
+//! optimizers.
+//!
+//! ```
+//! use sconce_collectives::{ReduceOp, shm};
+//!
+//! // Two ranks as threads of this process; `connect` does the same for processes.
+//! let ranks = shm::threads(2, &Default::default())?;
+//! std::thread::scope(|scope| {
+//!     for communicator in &ranks {
+//!         scope.spawn(move || {
+//!             let mut values = [communicator.rank() as f32, 1.0];
+//!             communicator.all_reduce(&mut values, ReduceOp::Sum).unwrap();
+//!             assert_eq!(values, [1.0, 2.0]);
+//!         });
+//!     }
+//! });
+//! # Ok::<(), sconce_collectives::Error>(())
+//! ```
+
+pub mod environment;
+mod error;
+pub mod store;
+mod world;
+
+pub use error::{Error, Result};
+pub use world::World;
