@@ -1,1 +1,44 @@
-//! TODO
+//! Partitioned training state for candle: managed parameters, gradient buckets, optimizers over flat buffers.
+//!
+//! This crate owns what happens to a parameter between its creation and its update: who holds it, where its gradient
+//! goes, who steps it. It knows nothing of wrap policies, configuration files or data loaders.
+//!
+//! A model built from [`Engine::var_builder`] is trainable without change:
+//!
+//! ```
+//! use candle_core::{DType, Device, Tensor};
+//! use candle_nn::Module;
+//! use sconce_zero::{AdamW, Engine, EngineOptions, Weights};
+//!
+//! let engine = Engine::new(sconce_collectives::single(), EngineOptions::default())?;
+//! let model = candle_nn::linear(4, 1, engine.var_builder(Weights::Random { seed: 1 }, DType::F32, &Device::Cpu)?)?;
+//! engine.set_optimizer(Box::new(AdamW::default()))?;
+//! let loss = model.forward(&Tensor::ones((2, 4), DType::F32, &Device::Cpu)?)?.sqr()?.mean_all()?;
+//! engine.backward(&loss, true)?;
+//! let norm = engine.clip_grad_norm(1.0)?;
+//! engine.step(1e-3)?;
+//! # assert!(norm > 0.0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![deny(unsafe_code)]
+
+mod engine;
+mod error;
+mod gradients;
+mod hook;
+mod layout;
+mod norm;
+mod optimizer;
+mod parameters;
+mod storage;
+mod strategy;
+mod var_builder;
+mod weights;
+
+pub use engine::{Engine, EngineOptions};
+pub use error::{Error, Result};
+pub use optimizer::{AdamW, OptimizerRule, Sgd, StateSlices, Update};
+pub use parameters::ParameterInfo;
+pub use strategy::{DataParallel, Placement, Residence, ShardingStrategy};
+pub use weights::{WeightFiles, Weights};

@@ -1,0 +1,442 @@
+//! The engine: one model's parameters, gradients and optimizer on one rank.
+
+use crate::gradients::Gradients;
+use crate::layout::{BucketLayout, buckets};
+use crate::parameters::{Parameter, Parameters};
+use crate::storage::with_taken;
+use crate::var_builder::ManagedBackend;
+use crate::{
+    DataParallel, Error, OptimizerRule, ParameterInfo, Residence, Result, ShardingStrategy, StateSlices, Update,
+    Weights,
+};
+use candle_core::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
+use rayon::prelude::*;
+use sconce_collectives::{Communicator, ReduceOp};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Stack for the backward pass: candle's backward recurses over the graph, some 200 bytes to a few KiB a node.
+const BACKWARD_STACK: usize = 512 << 20;
+/// Elements updated by one task of the optimizer.
+const BLOCK: usize = 1 << 15;
+
+/// Settings of an [`Engine`].
+#[derive(Debug)]
+pub struct EngineOptions {
+    /// Where state lives.
+    pub strategy: Box<dyn ShardingStrategy>,
+    /// Allows parameters that get no gradient; they are not updated in a step in which no rank used them.
+    pub find_unused_parameters: bool,
+    /// Size at which the first gradient bucket is closed, in bytes.
+    pub first_bucket_bytes: usize,
+    /// Size at which the other gradient buckets are closed, in bytes.
+    pub bucket_bytes: usize,
+}
+
+impl Default for EngineOptions {
+    /// Data parallelism with the bucket sizes of PyTorch DDP: 1 MiB, then 25 MiB.
+    fn default() -> Self {
+        Self {
+            strategy: Box::new(DataParallel),
+            find_unused_parameters: false,
+            first_bucket_bytes: 1 << 20,
+            bucket_bytes: 25 << 20,
+        }
+    }
+}
+
+/// One model's managed parameters, their gradients and their optimizer.
+///
+/// All ranks call the same methods in the same order.
+#[derive(Debug)]
+pub struct Engine {
+    communicator: Arc<dyn Communicator>,
+    options: EngineOptions,
+    parameters: Arc<Parameters>,
+    gradients: Arc<Gradients>,
+    optimizer: Mutex<Option<Optimizer>>,
+}
+
+#[derive(Debug)]
+struct Optimizer {
+    rule: Box<dyn OptimizerRule>,
+    steps: u64,
+    /// Set by clipping, used by the next step.
+    gradient_scale: f32,
+    /// Per bucket, one flat array per state name.
+    state: Vec<[Vec<f32>; StateSlices::MOST]>,
+}
+
+impl Engine {
+    /// Makes an engine for the ranks of `communicator`.
+    ///
+    /// # Errors
+    /// None in this version.
+    pub fn new(communicator: Arc<dyn Communicator>, options: EngineOptions) -> Result<Self> {
+        Ok(Self {
+            communicator,
+            options,
+            parameters: Arc::default(),
+            gradients: Arc::default(),
+            optimizer: Mutex::new(None),
+        })
+    }
+
+    /// Returns a `VarBuilder` whose tensors are managed parameters; for building one model.
+    ///
+    /// # Errors
+    /// None in this version; a parameter that cannot be loaded is an error of `VarBuilder::get`.
+    pub fn var_builder(&self, weights: Weights, dtype: DType, device: &Device) -> Result<VarBuilder<'static>> {
+        let backend = ManagedBackend {
+            parameters: Arc::clone(&self.parameters),
+            gradients: Arc::clone(&self.gradients),
+            source: weights.into(),
+        };
+        Ok(VarBuilder::from_backend(Box::new(backend), dtype, device.clone()))
+    }
+
+    /// Returns what is known of every parameter, in order of creation.
+    pub fn parameters(&self) -> Vec<Arc<ParameterInfo>> {
+        self.parameters
+            .all()
+            .into_iter()
+            .map(|parameter| parameter.info)
+            .collect()
+    }
+
+    /// Returns every parameter's name and current values, in order of name.
+    pub fn tensors(&self) -> Vec<(String, Tensor)> {
+        let all = self.parameters.all().into_iter();
+        let mut tensors: Vec<_> = all.map(|p| (p.info.name.clone(), p.tensor.detach())).collect();
+        tensors.sort_by(|a, b| a.0.cmp(&b.0));
+        tensors
+    }
+
+    /// Sets the update rule, after the model has been built; checks that all ranks built the same model and gives all
+    /// of them rank 0's values.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a bad setting, [`Error::DifferentModels`], [`Error::UnsupportedPlacement`].
+    pub fn set_optimizer(&self, rule: Box<dyn OptimizerRule>) -> Result<()> {
+        rule.check()?;
+        let parameters = self.parameters.all();
+        if parameters.is_empty() {
+            return Err(Error::Order {
+                what: "setting an optimizer",
+                hint: "build the model from this engine's var_builder first: it has no parameters yet",
+            });
+        }
+        self.check_placements(&parameters)?;
+        self.check_same_model(&parameters)?;
+        self.synchronise_values(&parameters)?;
+        *self.optimizer() = Some(Optimizer {
+            rule,
+            steps: 0,
+            gradient_scale: 1.0,
+            state: Vec::new(),
+        });
+        Ok(())
+    }
+
+    /// Back-propagates a loss of one element; with `synchronise` the gradients become the mean over all ranks.
+    ///
+    /// Gradients add up until [`Engine::zero_grad`].
+    ///
+    /// # Errors
+    /// [`Error::LossShape`]; [`Error::NoGradient`] when a parameter is not reached and that is not allowed; failures of
+    /// candle and of the group.
+    pub fn backward(&self, loss: &Tensor, synchronise: bool) -> Result<()> {
+        if loss.elem_count() != 1 {
+            return Err(Error::LossShape {
+                shape: loss.dims().to_vec(),
+            });
+        }
+        let outcome = stacker::maybe_grow(BACKWARD_STACK / 2, BACKWARD_STACK, || {
+            self.backward_here(loss, synchronise)
+        });
+        if let Err(error) = &outcome {
+            // Peers may wait for buckets that will never come.
+            self.communicator.abort(&error.to_string());
+        }
+        outcome
+    }
+
+    /// Scales gradients in the next step so that their global norm is at most `max_norm`; returns the norm before.
+    ///
+    /// The factor is `min(1, max_norm / (norm + 1e-6))`, as in PyTorch.
+    ///
+    /// # Errors
+    /// [`Error::Order`] before an optimizer is set, [`Error::Setting`] when `max_norm` is not above 0.
+    pub fn clip_grad_norm(&self, max_norm: f64) -> Result<f64> {
+        if max_norm.is_nan() || max_norm <= 0.0 {
+            return Err(Error::Setting {
+                setting: "max_norm",
+                value: max_norm.to_string(),
+                expected: "a number above 0",
+            });
+        }
+        let norm = self.grad_norm()?;
+        with_optimizer(&mut self.optimizer(), |optimizer| {
+            optimizer.gradient_scale = (max_norm / (norm + 1e-6)).min(1.0) as f32;
+            Ok(norm)
+        })
+    }
+
+    /// Returns the global L2 norm of the gradients held.
+    ///
+    /// # Errors
+    /// [`Error::Order`] after a failed backward.
+    pub fn grad_norm(&self) -> Result<f64> {
+        Ok(self.gradients.sum_of_squares()?.sqrt())
+    }
+
+    /// Updates all parameters that hold a gradient.
+    ///
+    /// # Errors
+    /// [`Error::Order`] before an optimizer is set or before any backward.
+    pub fn step(&self, learning_rate: f64) -> Result<()> {
+        let used = self.used_on_any_rank()?;
+        let parameters = self.parameters.all();
+        with_optimizer(&mut self.optimizer(), |optimizer| {
+            optimizer.steps += 1;
+            let update = Update {
+                learning_rate,
+                step: optimizer.steps,
+                gradient_scale: std::mem::replace(&mut optimizer.gradient_scale, 1.0),
+            };
+            let Optimizer { rule, state, .. } = optimizer;
+            self.gradients.with_buckets(|buckets, _| {
+                if state.is_empty() {
+                    *state = buckets.iter().map(|(layout, _)| new_state(&**rule, layout)).collect();
+                }
+                for ((layout, gradients), state) in buckets.iter().zip(state) {
+                    step_bucket(&**rule, &update, &parameters, layout, gradients, state, &used)?;
+                }
+                Ok(())
+            })?
+        })
+    }
+
+    /// Forgets all gradients.
+    pub fn zero_grad(&self) {
+        self.gradients.clear();
+    }
+
+    fn backward_here(&self, loss: &Tensor, synchronise: bool) -> Result<()> {
+        if !self.gradients.is_laid_out() {
+            self.lay_out(loss)?;
+        }
+        self.gradients.begin(synchronise);
+        if let Err(error) = loss.backward() {
+            return Err(self.gradients.take_failure().unwrap_or(Error::Candle(error)));
+        }
+        if !self.options.find_unused_parameters {
+            self.fail_for_unused(&self.gradients.missing())?;
+        }
+        self.gradients.finish()
+    }
+
+    /// Lays the buckets out in the order in which rank 0's graph makes gradients ready.
+    fn lay_out(&self, loss: &Tensor) -> Result<()> {
+        let parameters = self.parameters.all();
+        let numbers = self.parameters.numbers();
+        let mut order: Vec<usize> = loss
+            .sorted_nodes()
+            .iter()
+            .filter_map(|node| numbers.get(&node.id()).copied())
+            .collect();
+        let mut rest: Vec<usize> = (0..parameters.len()).filter(|number| !order.contains(number)).collect();
+        if !self.options.find_unused_parameters {
+            self.fail_for_unused(&rest)?;
+        }
+        rest.sort_by(|a, b| parameters[*a].info.name.cmp(&parameters[*b].info.name));
+        order.extend(rest);
+        let mut agreed: Vec<u32> = order.iter().map(|number| *number as u32).collect();
+        self.communicator.broadcast(&mut agreed, 0)?;
+        let order: Vec<usize> = agreed.iter().map(|number| *number as usize).collect();
+        let layouts = buckets(
+            &order,
+            &parameters,
+            self.options.first_bucket_bytes,
+            self.options.bucket_bytes,
+        );
+        self.gradients.lay_out(&self.communicator, layouts, parameters.len())
+    }
+
+    fn fail_for_unused(&self, numbers: &[usize]) -> Result<()> {
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        let parameters = self.parameters.all();
+        Err(Error::NoGradient {
+            names: numbers
+                .iter()
+                .map(|number| parameters[*number].info.name.clone())
+                .collect(),
+        })
+    }
+
+    /// Says for each parameter whether any rank holds a gradient for it.
+    fn used_on_any_rank(&self) -> Result<Vec<bool>> {
+        let held = self.gradients.held();
+        if !self.options.find_unused_parameters {
+            return Ok(held);
+        }
+        let mut used: Vec<u8> = held.iter().map(|held| u8::from(*held)).collect();
+        self.communicator.all_reduce(&mut used, ReduceOp::Max)?;
+        Ok(used.iter().map(|used| *used != 0).collect())
+    }
+
+    fn check_placements(&self, parameters: &[Parameter]) -> Result<()> {
+        for parameter in parameters {
+            let placement = self.options.strategy.place(&parameter.info);
+            let parts = [
+                ("parameter", placement.parameter),
+                ("gradient", placement.gradient),
+                ("optimizer state", placement.optimizer_state),
+            ];
+            if let Some((what, residence)) = parts
+                .into_iter()
+                .find(|(_, residence)| *residence != Residence::Replicated)
+            {
+                return Err(Error::UnsupportedPlacement {
+                    strategy: self.options.strategy.name().into(),
+                    what,
+                    name: parameter.info.name.clone(),
+                    placement: format!("{residence:?}").to_lowercase(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares names and shapes with rank 0's.
+    fn check_same_model(&self, parameters: &[Parameter]) -> Result<()> {
+        let ours: Vec<String> = parameters.iter().map(|parameter| parameter.info.describe()).collect();
+        let mut text = ours.join("\n").into_bytes();
+        let mut length = [text.len() as i64];
+        self.communicator.broadcast(&mut length, 0)?;
+        text.resize(length[0] as usize, 0);
+        self.communicator.broadcast(&mut text, 0)?;
+        let text = String::from_utf8_lossy(&text);
+        let theirs: Vec<&str> = text.split('\n').collect();
+        let differs = |number: &usize| ours.get(*number).map(String::as_str) != theirs.get(*number).copied();
+        let number = (0..ours.len().max(theirs.len())).find(differs);
+        let mut found = [number.map_or(-1, |number| number as i64)];
+        let own = found[0];
+        self.communicator.all_reduce(&mut found, ReduceOp::Max)?;
+        if found[0] < 0 {
+            return Ok(());
+        }
+        let number = usize::try_from(own).unwrap_or(found[0] as usize);
+        Err(Error::DifferentModels {
+            rank: self.communicator.rank(),
+            number,
+            ours: ours.get(number).map_or("nothing", String::as_str).to_owned(),
+            theirs: theirs.get(number).copied().unwrap_or("nothing").to_owned(),
+        })
+    }
+
+    /// Gives all ranks rank 0's values.
+    fn synchronise_values(&self, parameters: &[Parameter]) -> Result<()> {
+        for parameter in parameters {
+            with_taken(&[&parameter.tensor], |values| {
+                self.communicator.broadcast(&mut values[0], 0)
+            })??;
+        }
+        Ok(())
+    }
+
+    fn optimizer(&self) -> MutexGuard<'_, Option<Optimizer>> {
+        self.optimizer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn with_optimizer<R>(optimizer: &mut Option<Optimizer>, work: impl FnOnce(&mut Optimizer) -> Result<R>) -> Result<R> {
+    match optimizer {
+        Some(optimizer) => work(optimizer),
+        None => Err(Error::Order {
+            what: "an optimizer call",
+            hint: "set an optimizer first (prepare)",
+        }),
+    }
+}
+
+fn new_state(rule: &dyn OptimizerRule, layout: &BucketLayout) -> [Vec<f32>; StateSlices::MOST] {
+    let kept = rule.state_names().len();
+    std::array::from_fn(|number| {
+        if number < kept {
+            vec![0.0; layout.elements]
+        } else {
+            Vec::new()
+        }
+    })
+}
+
+/// One piece of one parameter with everything its update needs.
+struct Piece<'a> {
+    parameter: &'a mut [f32],
+    gradient: &'a [f32],
+    state: [&'a mut [f32]; StateSlices::MOST],
+}
+
+/// Updates the parameters of one bucket, in parallel over pieces of fixed size.
+fn step_bucket(
+    rule: &dyn OptimizerRule,
+    update: &Update,
+    parameters: &[Parameter],
+    layout: &BucketLayout,
+    gradients: &[f32],
+    state: &mut [Vec<f32>; StateSlices::MOST],
+    used: &[bool],
+) -> Result<()> {
+    let tensors: Vec<&Tensor> = layout
+        .slots
+        .iter()
+        .map(|slot| &parameters[slot.parameter].tensor)
+        .collect();
+    with_taken(&tensors, |values| {
+        let mut rest: [&mut [f32]; StateSlices::MOST] = state.each_mut().map(Vec::as_mut_slice);
+        let mut at = 0;
+        let mut pieces = Vec::new();
+        for (slot, values) in layout.slots.iter().zip(values) {
+            let mut of_slot = rest.map(|rest| cut(rest, at, &slot.range));
+            rest = of_slot.each_mut().map(|(_, after)| std::mem::take(after));
+            at = slot.range.end;
+            if used[slot.parameter] {
+                let state = of_slot.map(|(own, _)| own);
+                split_into_pieces(values, &gradients[slot.range.clone()], state, &mut pieces);
+            }
+        }
+        pieces.into_par_iter().for_each(|piece| {
+            rule.update(update, piece.parameter, piece.gradient, StateSlices(piece.state));
+        });
+    })?;
+    Ok(())
+}
+
+/// Cuts the elements of `range` and those after it from a state array whose first element is number `at`; an empty
+/// array stays empty.
+fn cut<'a>(rest: &'a mut [f32], at: usize, range: &std::ops::Range<usize>) -> (&'a mut [f32], &'a mut [f32]) {
+    if rest.is_empty() {
+        return (&mut [], &mut []);
+    }
+    rest[range.start - at..].split_at_mut(range.len())
+}
+
+fn split_into_pieces<'a>(
+    values: &'a mut [f32],
+    gradient: &'a [f32],
+    state: [&'a mut [f32]; StateSlices::MOST],
+    pieces: &mut Vec<Piece<'a>>,
+) {
+    let mut state = state.map(|state| state.chunks_mut(BLOCK));
+    for (parameter, gradient) in values.chunks_mut(BLOCK).zip(gradient.chunks(BLOCK)) {
+        let state = state.each_mut().map(|chunks| chunks.next().unwrap_or_default());
+        pieces.push(Piece {
+            parameter,
+            gradient,
+            state,
+        });
+    }
+}

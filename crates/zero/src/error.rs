@@ -1,0 +1,146 @@
+//! The one error type of this crate.
+
+use std::path::PathBuf;
+
+/// A result whose error is [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong with managed parameters and their state.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A weight file cannot be read as safetensors.
+    #[error("{path}: {reason}")]
+    WeightFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The model asks for a tensor that no weight file has.
+    #[error("tensor {name:?} is in none of {files}{}", nearest.as_ref().map(|n| format!("; did you mean {n:?}?")).unwrap_or_default())]
+    MissingTensor {
+        /// The tensor.
+        name: String,
+        /// The files that were searched.
+        files: String,
+        /// The most similar name that exists, if one is similar.
+        nearest: Option<String>,
+    },
+    /// A tensor in a file has another shape than the model asks for.
+    #[error("{path}: tensor {name:?} has shape {found:?}, the model expects {expected:?}")]
+    WrongShape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Its shape in the file.
+        found: Vec<usize>,
+        /// The shape the model asks for.
+        expected: Vec<usize>,
+    },
+    /// A parameter is asked for twice with different shapes or dtypes.
+    #[error("parameter {name:?} was created as {first} and is now asked for as {second}; one name is one parameter")]
+    Redefined {
+        /// The parameter.
+        name: String,
+        /// Dtype and shape at creation.
+        first: String,
+        /// Dtype and shape asked for now.
+        second: String,
+    },
+    /// The dtype of a trained parameter is not supported.
+    #[error("parameter {name:?} is {dtype}; managed parameters are f32 in this version")]
+    UnsupportedDtype {
+        /// The parameter.
+        name: String,
+        /// Its dtype.
+        dtype: &'static str,
+    },
+    /// The loss is not one number.
+    #[error("backward needs a loss of one element, got shape {shape:?}; reduce it first, for example with mean_all()")]
+    LossShape {
+        /// The loss's shape.
+        shape: Vec<usize>,
+    },
+    /// Some parameters got no gradient.
+    #[error(
+        "{} parameter(s) got no gradient: {}. The usual cause is a candle op without backward between them and the \
+         loss: softmax_last_dim, RmsNorm or LayerNorm of candle_nn, rotary_emb::rope; sconce_core::nn has the same \
+         layers with a backward. If these parameters are unused on purpose, allow it with find_unused_parameters",
+        names.len(), list(names)
+    )]
+    NoGradient {
+        /// The parameters.
+        names: Vec<String>,
+    },
+    /// Ranks do not have the same parameters.
+    #[error("rank {rank} has parameter number {number} as {ours}, rank 0 has {theirs}; all ranks must build one model")]
+    DifferentModels {
+        /// This rank.
+        rank: usize,
+        /// The first parameter that differs, in order of creation.
+        number: usize,
+        /// This rank's, or `nothing`.
+        ours: String,
+        /// Rank 0's, or `nothing`.
+        theirs: String,
+    },
+    /// A call came at the wrong time.
+    #[error("{what}: {hint}")]
+    Order {
+        /// What was called.
+        what: &'static str,
+        /// What must come first.
+        hint: &'static str,
+    },
+    /// A strategy asks for a placement that this version cannot do.
+    #[error(
+        "strategy {strategy} places the {what} of {name:?} as {placement}; this version supports replicated state only"
+    )]
+    UnsupportedPlacement {
+        /// The strategy's name.
+        strategy: String,
+        /// Parameter, gradient or optimizer state.
+        what: &'static str,
+        /// The parameter.
+        name: String,
+        /// The placement asked for.
+        placement: String,
+    },
+    /// A setting is out of range.
+    #[error("{setting} is {value}; expected {expected}")]
+    Setting {
+        /// The setting's name.
+        setting: &'static str,
+        /// Its value.
+        value: String,
+        /// The allowed range.
+        expected: &'static str,
+    },
+    /// Ranks could not exchange data.
+    #[error(transparent)]
+    Collectives(#[from] sconce_collectives::Error),
+    /// candle refused a tensor operation.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
+
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Candle(error) => error,
+            other => Self::wrap(other),
+        }
+    }
+}
+
+/// Lists names, at most ten.
+fn list(names: &[String]) -> String {
+    let shown = names.iter().take(10).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if names.len() > 10 {
+        format!("{shown} and {} more", names.len() - 10)
+    } else {
+        shown
+    }
+}

@@ -1,0 +1,65 @@
+//! Optimizers as fused loops over flat slices: each element of each stream is touched once per step.
+
+mod adamw;
+mod sgd;
+
+pub use adamw::AdamW;
+pub use sgd::Sgd;
+
+use crate::Result;
+
+/// An update rule that works on any piece of a parameter, element by element.
+///
+/// State is flat f32, one array per name in [`OptimizerRule::state_names`], zero at the start.
+pub trait OptimizerRule: Send + Sync + std::fmt::Debug {
+    /// Returns the rule's name, for example `adamw`.
+    fn name(&self) -> &'static str;
+
+    /// Returns the names of the state arrays that the rule keeps per element, at most [`StateSlices::MOST`].
+    fn state_names(&self) -> &'static [&'static str];
+
+    /// Returns the learning rate that the user gave.
+    fn base_learning_rate(&self) -> f64;
+
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// [`Error::Setting`](crate::Error::Setting) naming the setting, its value and the allowed range.
+    fn check(&self) -> Result<()>;
+
+    /// Updates a piece of a parameter. All slices have one length.
+    fn update(&self, update: &Update, parameter: &mut [f32], gradient: &[f32], state: StateSlices<'_>);
+}
+
+/// What holds for all elements in one step.
+#[derive(Debug, Clone, Copy)]
+pub struct Update {
+    /// The learning rate of this step.
+    pub learning_rate: f64,
+    /// The number of this step, from 1.
+    pub step: u64,
+    /// A factor for the gradients, from clipping.
+    pub gradient_scale: f32,
+}
+
+/// The pieces of the state arrays that belong to a piece of a parameter.
+#[derive(Debug)]
+pub struct StateSlices<'a>(pub [&'a mut [f32]; StateSlices::MOST]);
+
+impl StateSlices<'_> {
+    /// Most state arrays of a rule; unused ones are empty slices.
+    pub const MOST: usize = 2;
+}
+
+/// Fails unless `value` is in range.
+fn in_range(setting: &'static str, value: f64, expected: &'static str, holds: bool) -> Result<()> {
+    if holds {
+        Ok(())
+    } else {
+        Err(crate::Error::Setting {
+            setting,
+            value: value.to_string(),
+            expected,
+        })
+    }
+}

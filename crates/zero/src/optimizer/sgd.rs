@@ -1,0 +1,118 @@
+//! Stochastic gradient descent with momentum.
+
+use super::{OptimizerRule, StateSlices, Update, in_range};
+use crate::Result;
+
+/// SGD with L2 penalty, momentum, dampening and Nesterov momentum, by PyTorch's rules.
+///
+/// With g the gradient plus `weight_decay * p`, t the step from 1: the momentum buffer is `b = g` in the first step and
+/// `b = momentum * b + (1 - dampening) * g` afterwards; the direction is `b`, or `g + momentum * b` with Nesterov.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sgd {
+    /// Learning rate; schedules scale it.
+    pub learning_rate: f64,
+    /// Momentum; 0 keeps no state.
+    pub momentum: f64,
+    /// Dampening of the gradient in the momentum buffer.
+    pub dampening: f64,
+    /// L2 penalty, added to the gradient.
+    pub weight_decay: f64,
+    /// Nesterov momentum; needs momentum and no dampening.
+    pub nesterov: bool,
+}
+
+impl Default for Sgd {
+    fn default() -> Self {
+        Self {
+            learning_rate: 1e-3,
+            momentum: 0.0,
+            dampening: 0.0,
+            weight_decay: 0.0,
+            nesterov: false,
+        }
+    }
+}
+
+impl OptimizerRule for Sgd {
+    fn name(&self) -> &'static str {
+        "sgd"
+    }
+
+    fn state_names(&self) -> &'static [&'static str] {
+        if self.momentum == 0.0 {
+            &[]
+        } else {
+            &["momentum_buffer"]
+        }
+    }
+
+    fn base_learning_rate(&self) -> f64 {
+        self.learning_rate
+    }
+
+    fn check(&self) -> Result<()> {
+        in_range(
+            "learning_rate",
+            self.learning_rate,
+            "0 or more",
+            self.learning_rate >= 0.0,
+        )?;
+        in_range("momentum", self.momentum, "0 or more", self.momentum >= 0.0)?;
+        in_range("weight_decay", self.weight_decay, "0 or more", self.weight_decay >= 0.0)?;
+        let fits = !self.nesterov || (self.momentum > 0.0 && self.dampening == 0.0);
+        in_range(
+            "momentum",
+            self.momentum,
+            "with nesterov: above 0, and no dampening",
+            fits,
+        )
+    }
+
+    fn update(&self, update: &Update, parameter: &mut [f32], gradient: &[f32], state: StateSlices<'_>) {
+        let [buffer, _] = state.0;
+        let rate = update.learning_rate as f32;
+        let (decay, scale) = (self.weight_decay as f32, update.gradient_scale);
+        if self.momentum == 0.0 {
+            plain(rate, decay, scale, parameter, gradient);
+            return;
+        }
+        let first = update.step == 1;
+        let factors = Factors {
+            rate,
+            decay,
+            scale,
+            keep: if first { 0.0 } else { self.momentum as f32 },
+            add: if first { 1.0 } else { (1.0 - self.dampening) as f32 },
+            along: if self.nesterov { self.momentum as f32 } else { 1.0 },
+            gradient: if self.nesterov { 1.0 } else { 0.0 },
+        };
+        with_momentum(&factors, parameter, gradient, buffer);
+    }
+}
+
+#[multiversion::multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma", "aarch64+neon"))]
+fn plain(rate: f32, decay: f32, scale: f32, parameter: &mut [f32], gradient: &[f32]) {
+    for (p, g) in parameter.iter_mut().zip(gradient) {
+        *p -= rate * (g * scale + decay * *p);
+    }
+}
+
+/// The step's constants: `b = keep * b + add * g; p -= rate * (gradient * g + along * b)`.
+struct Factors {
+    rate: f32,
+    decay: f32,
+    scale: f32,
+    keep: f32,
+    add: f32,
+    along: f32,
+    gradient: f32,
+}
+
+#[multiversion::multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma", "aarch64+neon"))]
+fn with_momentum(f: &Factors, parameter: &mut [f32], gradient: &[f32], buffer: &mut [f32]) {
+    for ((p, g), b) in parameter.iter_mut().zip(gradient).zip(buffer) {
+        let g = g * f.scale + f.decay * *p;
+        *b = f.keep * *b + f.add * g;
+        *p -= f.rate * (f.gradient * g + f.along * *b);
+    }
+}

@@ -1,0 +1,67 @@
+//! A safetensors file, mapped into memory and validated. The only module of this crate with unsafe code.
+//!
+//! # Safety
+//! A mapped file must not change under the mapping. Sconce publishes files by rename and never writes them again; that
+//! nobody else truncates a weight file while it is read is the promise that every user of mapped weights makes.
+
+#![allow(
+    unsafe_code,
+    reason = "mapping a file is the caller's promise that nobody changes it meanwhile"
+)]
+
+use crate::{Error, Result};
+use candle_core::safetensors::MmapedSafetensors;
+use candle_core::{Device, Tensor};
+use std::path::{Path, PathBuf};
+
+/// A validated safetensors file.
+pub(super) struct MappedFile {
+    pub(super) path: PathBuf,
+    tensors: MmapedSafetensors,
+}
+
+impl MappedFile {
+    /// Maps a file and checks its header: lengths, offsets, overlaps and dtypes.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        // SAFETY: the file is only read, and the module page says who promises that it stays as it is.
+        let tensors = unsafe { MmapedSafetensors::new(path) };
+        let tensors = tensors.map_err(|error| Self::error(path, &error))?;
+        Ok(Self {
+            path: path.into(),
+            tensors,
+        })
+    }
+
+    /// Returns names and shapes.
+    pub(super) fn shapes(&self) -> impl Iterator<Item = (String, Vec<usize>)> {
+        self.tensors
+            .tensors()
+            .into_iter()
+            .map(|(name, view)| (name, view.shape().to_vec()))
+    }
+
+    pub(super) fn load(&self, name: &str, device: &Device) -> Result<Tensor> {
+        self.tensors
+            .load(name, device)
+            .map_err(|error| Self::error(&self.path, &error))
+    }
+
+    fn error(path: &Path, error: &candle_core::Error) -> Error {
+        let text = error.to_string();
+        // candle prefixes the path itself, and may append a backtrace.
+        let first = text.lines().next().unwrap_or_default();
+        let bare = first.replace(&format!("path: {:?}", path.to_string_lossy()), "");
+        Error::WeightFile {
+            path: path.into(),
+            reason: format!("not a readable safetensors file: {}", bare.trim()),
+        }
+    }
+}
+
+impl std::fmt::Debug for MappedFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MappedFile")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,66 @@
+//! Where initial values come from: a seed, or safetensors files.
+
+mod files;
+mod mapped_file;
+mod seeded;
+
+pub use files::WeightFiles;
+
+use crate::{Error, Result};
+use candle_core::{DType, Device, Shape, Tensor};
+use candle_nn::Init;
+
+/// A source of initial values.
+#[derive(Debug, Clone)]
+pub enum Weights {
+    /// Each parameter is drawn as the model asks (its `Init`), from the seed and the parameter's name alone: the same
+    /// on every rank and for every order of creation.
+    Random {
+        /// The seed.
+        seed: u64,
+    },
+    /// Each parameter is read from safetensors files, converted to the dtype asked for.
+    Files(WeightFiles),
+}
+
+/// An opened source.
+#[derive(Debug)]
+pub(crate) enum WeightSource {
+    Random { seed: u64 },
+    Files(WeightFiles),
+}
+
+impl From<Weights> for WeightSource {
+    fn from(weights: Weights) -> Self {
+        match weights {
+            Weights::Random { seed } => Self::Random { seed },
+            Weights::Files(files) => Self::Files(files),
+        }
+    }
+}
+
+impl WeightSource {
+    pub(crate) fn load(&self, name: &str, shape: &Shape, init: Init, dtype: DType, device: &Device) -> Result<Tensor> {
+        match self {
+            Self::Random { seed } => seeded::draw(*seed, name, shape, init, dtype, device),
+            Self::Files(files) => files.load(name, shape, dtype, device),
+        }
+    }
+
+    pub(crate) fn shape_of(&self, name: &str) -> Result<Shape> {
+        match self {
+            Self::Random { .. } => Err(Error::Order {
+                what: "a parameter without a shape",
+                hint: "random initialisation needs the shape; use VarBuilder::get, or load from files",
+            }),
+            Self::Files(files) => files.shape_of(name),
+        }
+    }
+
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        match self {
+            Self::Random { .. } => true,
+            Self::Files(files) => files.contains(name),
+        }
+    }
+}
