@@ -1,5 +1,6 @@
 //! The launcher's stdout and stderr, as the ranks share them: whole lines, each with its rank in front.
 
+use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
 
@@ -15,14 +16,31 @@ pub(super) enum Stream {
     Stderr,
 }
 
+impl fmt::Display for Stream {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Stdout => "stdout",
+            Self::Stderr => "stderr",
+        })
+    }
+}
+
 /// Both output streams behind one lock: lines stay whole even where both lead to the same file.
 #[derive(Debug)]
 pub(super) struct Console {
     prefix: bool,
     stdout: Style,
     stderr: Style,
-    /// Whether the last thing written ended in `\r`: then the next line begins on top of it.
-    after_carriage_return: Mutex<bool>,
+    written: Mutex<Written>,
+}
+
+/// What the console must know of what was written so far.
+#[derive(Debug, Default)]
+struct Written {
+    /// Whether it ended in `\r`: then the next line begins on top of it.
+    after_carriage_return: bool,
+    /// The first failure, other than that of a reader who has left.
+    failure: Option<(Stream, io::Error)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +62,7 @@ impl Console {
             prefix,
             stdout: style(io::stdout().is_terminal()),
             stderr: style(io::stderr().is_terminal()),
-            after_carriage_return: Mutex::new(false),
+            written: Mutex::default(),
         }
     }
 
@@ -63,20 +81,30 @@ impl Console {
     /// When the stream cannot be written to, for one because its reader has gone.
     pub(super) fn write(&self, stream: Stream, lines: &[u8]) -> io::Result<()> {
         let Some(last) = lines.last() else { return Ok(()) };
-        let mut after_carriage_return = self
-            .after_carriage_return
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let clear: &[u8] = if *after_carriage_return && self.style(stream).terminal {
-            CLEAR_LINE
-        } else {
-            b""
-        };
-        *after_carriage_return = *last == b'\r';
-        match stream {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let overwrites = written.after_carriage_return && self.style(stream).terminal;
+        let clear: &[u8] = if overwrites { CLEAR_LINE } else { b"" };
+        written.after_carriage_return = *last == b'\r';
+        let result = match stream {
             Stream::Stdout => write_all(io::stdout().lock(), clear, lines),
             Stream::Stderr => write_all(io::stderr().lock(), clear, lines),
-        }
+        };
+        result.map_err(|error| {
+            let kind = error.kind();
+            if kind != io::ErrorKind::BrokenPipe {
+                written.failure.get_or_insert((stream, error));
+            }
+            kind.into()
+        })
+    }
+
+    /// The first failure to write, other than that a reader has left, and the stream that it came from.
+    pub(super) fn take_failure(&self) -> Option<(Stream, io::Error)> {
+        self.written
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .failure
+            .take()
     }
 
     fn style(&self, stream: Stream) -> Style {
@@ -106,7 +134,7 @@ mod tests {
             prefix,
             stdout: style,
             stderr: style,
-            after_carriage_return: Mutex::new(false),
+            written: Mutex::default(),
         }
     }
 

@@ -28,7 +28,6 @@ const THREAD_COUNTS: [&str; 2] = ["RAYON_NUM_THREADS", "OMP_NUM_THREADS"];
 /// What every rank's environment has in common, and how it differs from the launcher's.
 #[derive(Debug)]
 pub(super) struct Environment {
-    world_size: usize,
     set: Vec<(&'static str, String)>,
     remove: Vec<OsString>,
 }
@@ -87,16 +86,7 @@ impl Environment {
             .map(|(name, _)| name)
             .filter(|name| is_foreign_topology(name))
             .collect();
-        Self {
-            world_size,
-            set,
-            remove,
-        }
-    }
-
-    /// The number of ranks.
-    pub(super) fn world_size(&self) -> usize {
-        self.world_size
+        Self { set, remove }
     }
 
     /// Gives `command` the environment of rank `rank`.

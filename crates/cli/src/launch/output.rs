@@ -46,6 +46,15 @@ impl LastLines {
     }
 }
 
+/// What is known of the ranks' output once all of it has been carried.
+#[derive(Debug, Default)]
+pub(super) struct Carried {
+    /// The last lines of each rank's stderr.
+    pub(super) last_lines: Vec<LastLines>,
+    /// The stream that could not be written to, and why, unless only its reader had left.
+    pub(super) failure: Option<(Stream, io::Error)>,
+}
+
 /// The threads that carry the ranks' output.
 #[derive(Debug)]
 pub(super) struct Output {
@@ -93,17 +102,18 @@ impl Output {
         Ok(())
     }
 
-    /// Passes on what the ended ranks have left in their pipes, and returns the last lines of each rank's stderr.
-    pub(super) fn finish(self) -> Vec<LastLines> {
+    /// Passes on what the ended ranks have left in their pipes.
+    pub(super) fn finish(self) -> Carried {
         drop(self.end_writer);
         for thread in self.stdout {
             // A carrier that panicked has said so; its rank's report is better made without it than not at all.
             let _ = thread.join();
         }
-        self.stderr
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_default())
-            .collect()
+        let last_lines = self.stderr.into_iter().map(|thread| thread.join().unwrap_or_default());
+        Carried {
+            last_lines: last_lines.collect(),
+            failure: self.console.take_failure(),
+        }
     }
 
     fn carrier(&self, rank: usize, stream: Stream, pipe: OwnedFd) -> Carrier {

@@ -1,0 +1,98 @@
+//! What the ranks find in their environment.
+
+use super::*;
+
+#[test]
+fn every_rank_gets_its_whole_place_in_the_world() {
+    let mut launch = Launch::new(&["-n", "3", "--cpu"], "env > env.$RANK");
+    // What another launcher around this one would have left, and what a rank must not see.
+    launch.command.envs([
+        ("RANK", "9"),
+        ("OMPI_COMM_WORLD_RANK", "9"),
+        ("PMI_SIZE", "9"),
+        ("PMIX_RANK", "9"),
+    ]);
+    launch.command.env_remove("ACCELERATE_MIXED_PRECISION");
+    let output = launch.output();
+    assert!(output.status.success(), "{output:?}");
+
+    let mut ports = Vec::new();
+    for rank in 0..3 {
+        let content = fs::read_to_string(launch.path(&format!("env.{rank}"))).unwrap();
+        let variables: BTreeMap<_, _> = content.lines().filter_map(|line| line.split_once('=')).collect();
+        let own = rank.to_string();
+        // The variables of torchrun on one host (torch/distributed/elastic) and of `accelerate launch --cpu`.
+        let expected = [
+            ("RANK", own.as_str()),
+            ("LOCAL_RANK", &own),
+            ("ROLE_RANK", &own),
+            ("WORLD_SIZE", "3"),
+            ("LOCAL_WORLD_SIZE", "3"),
+            ("ROLE_WORLD_SIZE", "3"),
+            ("ROLE_NAME", "default"),
+            ("GROUP_RANK", "0"),
+            ("GROUP_WORLD_SIZE", "1"),
+            ("NODE_RANK", "0"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("ACCELERATE_USE_CPU", "True"),
+        ];
+        for (name, value) in expected {
+            assert_eq!(variables.get(name), Some(&value), "{name} of rank {rank}");
+        }
+        for name in [
+            "OMPI_COMM_WORLD_RANK",
+            "PMI_SIZE",
+            "PMIX_RANK",
+            "ACCELERATE_MIXED_PRECISION",
+        ] {
+            assert_eq!(variables.get(name), None, "{name} of rank {rank}");
+        }
+        ports.push(variables["MASTER_PORT"].parse::<u16>().unwrap());
+    }
+    assert!(ports[0] != 0 && ports.iter().all(|port| *port == ports[0]), "{ports:?}");
+}
+
+#[test]
+fn flags_reach_the_ranks_as_accelerates_variables() {
+    let port = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
+        .to_string();
+    let flags = [
+        "--num_processes=1",
+        "--mixed-precision",
+        "bf16",
+        "--gradient_accumulation_steps",
+        "4",
+        "--debug",
+        "--num_cpu_threads_per_process",
+        "3",
+        "--main_process_port",
+        &port,
+        "--main_process_ip",
+        "127.0.0.1",
+    ];
+    let names = "$ACCELERATE_MIXED_PRECISION $ACCELERATE_GRADIENT_ACCUMULATION_STEPS $ACCELERATE_DEBUG_MODE \
+                 $RAYON_NUM_THREADS $OMP_NUM_THREADS $MASTER_PORT ${ACCELERATE_USE_CPU-unset}";
+    let output = Launch::new(&flags, &format!("echo {names}")).output();
+    assert_eq!(text(&output.stdout), format!("bf16 4 true 3 3 {port} unset\n"));
+}
+
+#[test]
+fn cores_are_divided_among_ranks_unless_the_user_has_set_the_threads() {
+    let script = "echo $RAYON_NUM_THREADS $OMP_NUM_THREADS";
+    let cores = std::thread::available_parallelism().unwrap().get();
+    for ranks in [1, 2, cores + 1] {
+        let output = Launch::new(&["--no_prefix", "-n", &ranks.to_string()], script).output();
+        let threads = if ranks > cores { 1 } else { cores / ranks };
+        assert_eq!(text(&output.stdout), format!("{threads} {threads}\n").repeat(ranks));
+    }
+
+    let mut launch = Launch::new(&["-n", "2"], script);
+    launch.command.env("RAYON_NUM_THREADS", "7");
+    let others = (cores / 2).max(1);
+    let expected = [format!("[rank 0] 7 {others}"), format!("[rank 1] 7 {others}")];
+    assert_eq!(sorted(&launch.output().stdout), expected);
+}
