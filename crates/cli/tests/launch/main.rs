@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -27,14 +26,15 @@ struct Launch {
 }
 
 impl Launch {
-    /// Prepares `sconce launch FLAGS... SCRIPT`, where the script's text is `script`, run by /bin/sh in a folder of its own.
+    /// Prepares `sconce launch FLAGS... /bin/sh SCRIPT` in a folder of its own, where the text of SCRIPT is `script`.
     fn new(flags: &[&str], script: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("program");
-        fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        // The shell reads it. To execute it would fail now and then: while another test forks, its child holds this
+        // file open for writing too.
+        fs::write(&program, script).unwrap();
         let mut command = launcher();
-        command.args(flags).arg(program).current_dir(&folder);
+        command.args(flags).arg("/bin/sh").arg(program).current_dir(&folder);
         Self { folder, command }
     }
 

@@ -153,6 +153,7 @@ fn nohup_survives_a_hangup() {
         "2",
     ]);
     command
+        .arg("/bin/sh")
         .arg(launch.path("program"))
         .current_dir(&launch.folder)
         .stdout(Stdio::piped());
