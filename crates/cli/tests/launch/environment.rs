@@ -1,5 +1,8 @@
 //! What the ranks find in their environment.
 
+use sconce_collectives::World;
+use sconce_collectives::store::{Secret, StoreClient};
+
 use super::*;
 
 #[test]
@@ -95,4 +98,42 @@ fn cores_are_divided_among_ranks_unless_the_user_has_set_the_threads() {
     let others = (cores / 2).max(1);
     let expected = [format!("[rank 0] 7 {others}"), format!("[rank 1] 7 {others}")];
     assert_eq!(sorted(&launch.output().stdout), expected);
+}
+
+#[test]
+fn the_ranks_are_led_to_a_store_that_lets_them_in() {
+    let script = "echo $SCONCE_STORE_ADDR $SCONCE_STORE_SECRET > new; mv new store; exec sleep 600";
+    let mut launch = Launch::new(&[], script);
+    let child = launch.spawn();
+    let mut store = String::new();
+    wait_until("the rank has told of the store", || {
+        store = fs::read_to_string(launch.path("store")).unwrap_or_default();
+        !store.is_empty()
+    });
+    let (address, secret) = store.trim().split_once(' ').unwrap();
+    let client = StoreClient::connect(address, &Secret::from_text(secret).unwrap(), DEADLINE).unwrap();
+    client.set("key", b"value").unwrap();
+    assert_eq!(client.get("key").unwrap().as_deref(), Some(&b"value"[..]));
+    assert!(StoreClient::connect(address, &Secret::random(), DEADLINE).is_err());
+    send(Signal::TERM, child.id());
+    assert_eq!(wait_with_output(child).status.code(), Some(143));
+}
+
+#[test]
+fn a_rank_reads_the_world_that_the_launcher_wrote() {
+    let mut launch = Launch::new(&["-n", "2", "--cpu"], "env > env.$RANK");
+    launch
+        .command
+        .envs([("OMPI_COMM_WORLD_RANK", "5"), ("OMPI_COMM_WORLD_SIZE", "8")]);
+    assert!(launch.output().status.success());
+    for rank in 0..2 {
+        let content = fs::read_to_string(launch.path(&format!("env.{rank}"))).unwrap();
+        let variables: BTreeMap<_, _> = content.lines().filter_map(|line| line.split_once('=')).collect();
+        let world = World::from_lookup(|name| variables.get(name).map(|value| (*value).to_owned())).unwrap();
+        assert_eq!(
+            (world.rank, world.size, world.local_rank, world.local_size),
+            (rank, 2, rank, 2)
+        );
+        assert_eq!((world.node_rank, world.master_addr.as_str()), (0, "127.0.0.1"));
+    }
 }
