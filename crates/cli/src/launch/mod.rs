@@ -2,7 +2,7 @@
 //!
 //! In reading order: the flags ([`arguments`]); the executable, built ([`build`]) or found ([`program`]); what the
 //! ranks are told ([`environment`], [`main_process`], [`rendezvous`]); each rank as a process ([`rank_process`],
-//! [`parent_death`]); their output ([`output`]); and watching them ([`supervise`], [`stop_signals`], [`failure`]).
+//! [`parent_death`]); their output ([`output`]); and watching them ([`mod@supervise`], [`stop_signals`], [`failure`]).
 
 mod arguments;
 mod build;
