@@ -1,1 +1,13 @@
-//! TODO
+//! The `sconce` command: a thin shell over the library crates.
+//!
+//! This crate owns the terminal: it parses the command line, starts processes and words the messages. What it does with
+//! tensors, models and configuration is all public in the crates below; nothing there is private to it.
+//!
+//! It is a library only so that its command line can be read by other programs; `sconce` itself is [`run`].
+#![deny(unsafe_code)]
+
+mod cli;
+mod command_error;
+mod launch;
+
+pub use cli::run;

@@ -1,1 +1,6 @@
-fn main() {}
+//! The `sconce` binary.
+#![forbid(unsafe_code)]
+
+fn main() -> std::process::ExitCode {
+    sconce_cli::run()
+}

@@ -21,6 +21,14 @@ pub enum Error {
         /// What was expected, and what to do.
         reason: String,
     },
+    /// An environment variable that is needed is not set.
+    #[error("{variable} is not set: {reason}")]
+    Unset {
+        /// The variable's name.
+        variable: &'static str,
+        /// Why it is needed, and what to do.
+        reason: String,
+    },
     /// Two environment variables cannot both be true.
     #[error("{first} and {second} contradict each other: {reason}")]
     Contradiction {
@@ -37,6 +45,12 @@ pub enum Error {
         /// The store's address.
         address: String,
         /// What happened, and what to do.
+        reason: String,
+    },
+    /// A text cannot serve as the rendezvous store's secret. The text itself is never repeated.
+    #[error("unusable secret of the rendezvous store: {reason}")]
+    Secret {
+        /// What was wrong, and what to do.
         reason: String,
     },
     /// An operation was called with arguments that cannot be right on this rank alone.

@@ -1,0 +1,350 @@
+//! The flags of `sconce launch`, in Accelerate's spelling, and what they name as the program to run.
+//!
+//! Every flag written with underscores is also accepted with dashes. An unknown flag is always an error here, never
+//! taken for one of the program's own: a misspelt `--num_processes` must not quietly start a single rank.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use crate::command_error::CommandError;
+
+const EXAMPLES: &str = "\
+Examples:
+  Four CPU ranks of a program, with its own arguments:
+    sconce launch --cpu --num_processes 4 ./target/release/train --lr 1e-3
+
+  Build an example of this workspace in release mode, then run two ranks of it:
+    sconce launch -n 2 --mixed_precision bf16 --example train_llama -- --steps 100
+
+  One rank, with input and output left as they are:
+    sconce launch ./train
+
+Exit code: 0 when every rank ended with 0; otherwise that of the first rank that failed (128 + N if signal N ended
+it), or 128 + N when signal N stopped the launcher. 2 for a wrong command line, 1 when nothing could be started.";
+
+/// Start a program once per rank on this host and supervise the ranks
+///
+/// Each rank finds its place in the environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...).
+/// When one fails, the others are stopped, and the failure is reported at the very end.
+#[derive(Debug, Args)]
+#[command(
+    verbatim_doc_comment,
+    override_usage = "sconce launch [OPTIONS] PROGRAM [--] [ARGS]...\n       \
+                      sconce launch [OPTIONS] --example NAME [--] [ARGS]...\n       \
+                      sconce launch [OPTIONS] --bin NAME [--] [ARGS]...",
+    after_help = EXAMPLES
+)]
+pub(crate) struct Arguments {
+    /// Program to start (found in PATH unless it holds a slash) and its arguments, which need no `--`.
+    /// With --example or --bin: only the arguments; put `--` before them if the first starts with a dash
+    #[arg(verbatim_doc_comment, value_name = "PROGRAM_AND_ARGS", trailing_var_arg = true)]
+    words: Vec<OsString>,
+
+    /// How many ranks to start
+    #[arg(
+        long = "num_processes", alias = "num-processes", short = 'n', value_name = "N",
+        default_value_t = 1, value_parser = at_least_one, help_heading = "Resources"
+    )]
+    pub(super) num_processes: usize,
+
+    /// Make the ranks compute on the CPU even where there is an accelerator
+    #[arg(long, help_heading = "Resources")]
+    pub(super) cpu: bool,
+
+    /// Threads of each rank: RAYON_NUM_THREADS and OMP_NUM_THREADS. Without it, those of them that are
+    /// unset get this host's usable cores divided by the number of ranks (at least 1)
+    #[arg(
+        verbatim_doc_comment,
+        long = "num_cpu_threads_per_process", alias = "num-cpu-threads-per-process", value_name = "N",
+        value_parser = at_least_one, help_heading = "Resources"
+    )]
+    pub(super) num_cpu_threads_per_process: Option<usize>,
+
+    /// Build this example with cargo, then start it
+    #[arg(long, value_name = "NAME", conflicts_with = "bin", help_heading = "Building")]
+    example: Option<String>,
+
+    /// Build this binary with cargo, then start it
+    #[arg(long, value_name = "NAME", help_heading = "Building")]
+    bin: Option<String>,
+
+    /// Package that holds the example or binary
+    #[arg(long, short = 'p', value_name = "PKG", help_heading = "Building")]
+    package: Option<String>,
+
+    /// Cargo features to build with
+    #[arg(long, short = 'F', value_name = "F", help_heading = "Building")]
+    features: Vec<String>,
+
+    /// Cargo profile to build with [default: release]
+    #[arg(long, value_name = "PROFILE", help_heading = "Building")]
+    profile: Option<String>,
+
+    /// Precision that the ranks compute in
+    #[arg(
+        long = "mixed_precision",
+        alias = "mixed-precision",
+        value_enum,
+        value_name = "PRECISION",
+        help_heading = "Training"
+    )]
+    pub(super) mixed_precision: Option<MixedPrecision>,
+
+    /// Micro-batches to accumulate before each optimizer step
+    #[arg(
+        long = "gradient_accumulation_steps", alias = "gradient-accumulation-steps", value_name = "N",
+        value_parser = at_least_one, help_heading = "Training"
+    )]
+    pub(super) gradient_accumulation_steps: Option<usize>,
+
+    /// Check on every rank that collective operations agree in shape and dtype
+    #[arg(long, help_heading = "Training")]
+    pub(super) debug: bool,
+
+    /// Address of this host that MASTER_ADDR names [default: 127.0.0.1]
+    #[arg(
+        long = "main_process_ip",
+        alias = "main-process-ip",
+        value_name = "ADDRESS",
+        help_heading = "Rendezvous"
+    )]
+    pub(super) main_process_ip: Option<String>,
+
+    /// Port that MASTER_PORT names; it must be free. 0 chooses a free one [default: 0]
+    #[arg(
+        long = "main_process_port",
+        alias = "main-process-port",
+        value_name = "PORT",
+        help_heading = "Rendezvous"
+    )]
+    pub(super) main_process_port: Option<u16>,
+
+    /// Do not write `[rank N] ` before the lines of the ranks
+    #[arg(long = "no_prefix", alias = "no-prefix", help_heading = "Supervision")]
+    pub(super) no_prefix: bool,
+
+    /// Time that ranks have to end after the first failure or the signal to stop; then SIGKILL
+    #[arg(
+        long = "kill_grace", alias = "kill-grace", value_name = "SECONDS", default_value = "10",
+        value_parser = seconds, help_heading = "Supervision"
+    )]
+    pub(super) kill_grace: Duration,
+}
+
+/// The number format that the ranks compute in, as Accelerate names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum MixedPrecision {
+    No,
+    Bf16,
+    Fp16,
+    Fp8,
+}
+
+impl MixedPrecision {
+    /// The value of `ACCELERATE_MIXED_PRECISION`.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::No => "no",
+            Self::Bf16 => "bf16",
+            Self::Fp16 => "fp16",
+            Self::Fp8 => "fp8",
+        }
+    }
+}
+
+/// What the ranks shall run, before anything is built or looked up.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    /// A program that exists already, as the user wrote it.
+    Program(OsString),
+    /// A program that cargo is to build first.
+    Cargo(CargoTarget),
+}
+
+/// An example or binary of a cargo workspace, and how to build it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct CargoTarget {
+    pub(super) kind: CargoTargetKind,
+    pub(super) name: String,
+    pub(super) package: Option<String>,
+    pub(super) features: Vec<String>,
+    pub(super) profile: String,
+}
+
+/// The kind of a [`CargoTarget`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CargoTargetKind {
+    Example,
+    Bin,
+}
+
+impl fmt::Display for CargoTargetKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Example => "example",
+            Self::Bin => "bin",
+        })
+    }
+}
+
+impl Arguments {
+    /// Separates what to run from the arguments that it gets.
+    ///
+    /// One `--` right after PROGRAM is a separator; any other belongs to the program.
+    ///
+    /// # Errors
+    /// When nothing is named, or cargo options come with a program that cargo does not build.
+    pub(super) fn target(&self) -> Result<(Target, Vec<OsString>), CommandError> {
+        let named = match (&self.example, &self.bin) {
+            (Some(name), _) => Some((CargoTargetKind::Example, name)),
+            (None, Some(name)) => Some((CargoTargetKind::Bin, name)),
+            (None, None) => None,
+        };
+        if let Some((kind, name)) = named {
+            let target = CargoTarget {
+                kind,
+                name: name.clone(),
+                package: self.package.clone(),
+                features: self.features.clone(),
+                profile: self.profile.clone().unwrap_or_else(|| "release".to_owned()),
+            };
+            return Ok((Target::Cargo(target), self.words.clone()));
+        }
+
+        let Some((program, rest)) = self.words.split_first() else {
+            return Err(CommandError::usage("nothing to launch")
+                .hint("name a program, or an example or binary to build: --example NAME, --bin NAME")
+                .hint("`sconce launch --help` shows all options"));
+        };
+        let cargo_option = [
+            ("--package", self.package.is_some()),
+            ("--features", !self.features.is_empty()),
+            ("--profile", self.profile.is_some()),
+        ];
+        if let Some((option, _)) = cargo_option.iter().find(|(_, given)| *given) {
+            return Err(
+                CommandError::usage(format!("{option} needs --example or --bin")).hint(format!(
+                    "{} is started as it is; only examples and binaries are built",
+                    program.display()
+                )),
+            );
+        }
+        let arguments = match rest.split_first() {
+            Some((separator, arguments)) if separator == "--" => arguments,
+            _ => rest,
+        };
+        Ok((Target::Program(program.clone()), arguments.to_vec()))
+    }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("at least 1 is needed".to_owned()),
+        Ok(count) => Ok(count),
+        Err(_) => Err("a whole number of at least 1 is needed".to_owned()),
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let parsed = text
+        .parse::<f64>()
+        .map_err(|_| "a number of seconds is needed".to_owned())?;
+    Duration::try_from_secs_f64(parsed).map_err(|_| "a number of seconds, 0 or more, is needed".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser};
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Launch {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn parse(words: &[&str]) -> Result<Arguments, clap::Error> {
+        Launch::try_parse_from([&["launch"], words].concat()).map(|launch| launch.arguments)
+    }
+
+    fn program_and_arguments(words: &[&str]) -> (Target, Vec<OsString>) {
+        parse(words).unwrap().target().unwrap()
+    }
+
+    fn program(name: &str) -> Target {
+        Target::Program(name.into())
+    }
+
+    #[test]
+    fn the_command_definition_is_consistent() {
+        Launch::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_with_an_underscore_is_accepted_with_dashes() {
+        for argument in Launch::command().get_arguments() {
+            let Some(long) = argument.get_long().filter(|long| long.contains('_')) else {
+                continue;
+            };
+            let aliases = argument.get_all_aliases().unwrap_or_default();
+            assert!(
+                aliases.contains(&long.replace('_', "-").as_str()),
+                "--{long} has aliases {aliases:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_follows_the_program_is_its_own() {
+        let words = ["-n", "2", "train", "--num_processes", "7", "-x", "a b"];
+        assert_eq!(parse(&words).unwrap().num_processes, 2);
+        let arguments = ["--num_processes", "7", "-x", "a b"].map(OsString::from).to_vec();
+        assert_eq!(program_and_arguments(&words), (program("train"), arguments));
+    }
+
+    #[test]
+    fn only_the_separator_right_after_the_program_is_dropped() {
+        let expected = (program("train"), ["a", "--", "b"].map(OsString::from).to_vec());
+        assert_eq!(program_and_arguments(&["train", "--", "a", "--", "b"]), expected);
+        assert_eq!(program_and_arguments(&["--", "train", "a", "--", "b"]), expected);
+    }
+
+    #[test]
+    fn with_an_example_all_words_are_arguments() {
+        let (target, arguments) = program_and_arguments(&["--example", "llama", "-n", "2", "--", "--lr", "--", "1"]);
+        let Target::Cargo(target) = target else {
+            panic!("not a cargo target: {target:?}")
+        };
+        assert_eq!((target.kind, target.name.as_str()), (CargoTargetKind::Example, "llama"));
+        assert_eq!(target.profile, "release");
+        assert_eq!(arguments, ["--lr", "--", "1"]);
+    }
+
+    #[test]
+    fn a_misspelt_flag_is_never_taken_for_the_programs() {
+        assert!(parse(&["--num_proceses", "4", "train"]).is_err());
+        assert!(parse(&["--example", "llama", "--num_proceses", "4"]).is_err());
+    }
+
+    #[test]
+    fn cargo_options_need_something_to_build() {
+        let error = parse(&["--features", "cuda", "train"]).unwrap().target().unwrap_err();
+        assert!(
+            error.to_string().contains("--features needs --example or --bin"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_grace_may_be_a_fraction_but_not_negative() {
+        assert_eq!(
+            parse(&["--kill_grace", "0.25", "train"]).unwrap().kill_grace,
+            Duration::from_millis(250)
+        );
+        assert!(parse(&["--kill_grace=-1", "train"]).is_err());
+    }
+}

@@ -1,0 +1,178 @@
+//! Tells, as the last thing on stderr, what stopped a run.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use signal_hook::low_level::signal_name;
+
+use super::output::LastLines;
+use super::rank_process::End;
+use super::supervise::{Cause, Outcome, RankEnd};
+
+/// The report on a run that was stopped by `cause`.
+///
+/// `pids` has the process id of each rank; `last_lines`, where known, the end of each rank's stderr.
+pub(super) fn report(cause: Cause, outcome: &Outcome, pids: &[u32], last_lines: &[LastLines]) -> String {
+    let mut report = match cause {
+        Cause::Rank(rank) => {
+            let end = outcome.ends[rank];
+            let mut report = format!(
+                "error: rank {rank} (pid {}) {} {}\n",
+                pids[rank],
+                end.end,
+                after(end.after)
+            );
+            if let Some(lines) = last_lines.get(rank).filter(|lines| lines.iter().len() > 0) {
+                let _ = writeln!(report, "  the end of its stderr:");
+                for line in lines.iter() {
+                    let _ = writeln!(report, "    {line}");
+                }
+            }
+            report
+        }
+        Cause::Signal(signal) => format!("error: stopped by {}\n", name(signal.as_raw())),
+    };
+    if let Some(line) = consequences(outcome) {
+        let _ = writeln!(report, "  {line}");
+    }
+    if let Some(line) = killed(outcome) {
+        let _ = writeln!(report, "  {line}");
+    }
+    if let Cause::Rank(rank) = cause
+        && let Some(hint) = hint(outcome.ends[rank].end)
+    {
+        let _ = writeln!(report, "hint: {hint}");
+    }
+    report
+}
+
+/// One line on the ranks that ended after the cause and because of it, those with the same end together.
+fn consequences(outcome: &Outcome) -> Option<String> {
+    let mut by_end: Vec<(End, Vec<usize>)> = Vec::new();
+    for (rank, RankEnd { end, .. }) in outcome.ends.iter().enumerate().filter(|(_, end)| end.is_consequence) {
+        match by_end.iter_mut().find(|(of, _)| of == end) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => by_end.push((*end, vec![rank])),
+        }
+    }
+    let told = by_end.iter().map(|(end, ranks)| match end {
+        End::Code(code) => format!("{} (code {code})", list(ranks)),
+        End::Signal(signal) => format!("{} ({})", list(ranks), name(*signal)),
+    });
+    let told = Vec::from_iter(told);
+    if told.is_empty() {
+        None
+    } else {
+        Some(format!("ended as a consequence: {}", told.join(", ")))
+    }
+}
+
+/// One line on the ranks that did not end by themselves in the grace.
+fn killed(outcome: &Outcome) -> Option<String> {
+    let ranks = outcome.ends.iter().enumerate().filter(|(_, end)| end.was_killed);
+    let ranks = Vec::from_iter(ranks.map(|(rank, _)| rank));
+    if ranks.is_empty() {
+        None
+    } else {
+        Some(format!("did not end when asked, and killed: {}", list(&ranks)))
+    }
+}
+
+fn list(ranks: &[usize]) -> String {
+    let numbers = Vec::from_iter(ranks.iter().map(usize::to_string));
+    format!(
+        "{} {}",
+        if ranks.len() == 1 { "rank" } else { "ranks" },
+        numbers.join(", ")
+    )
+}
+
+/// What usually sends a signal that says little by itself.
+fn hint(end: End) -> Option<&'static str> {
+    match end {
+        End::Signal(signal) if signal == Signal::KILL.as_raw() => {
+            Some("the kernel sends SIGKILL when memory runs out: `dmesg` then names the process")
+        }
+        End::Signal(signal) if signal == Signal::BUS.as_raw() => {
+            Some("SIGBUS often means that /dev/shm, or the disk under a mapped file, is full: see `df -h /dev/shm`")
+        }
+        End::Code(_) | End::Signal(_) => None,
+    }
+}
+
+fn name(signal: i32) -> String {
+    signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_owned)
+}
+
+fn after(duration: Duration) -> String {
+    match duration.as_secs() {
+        0..60 => format!("after {:.1} s", duration.as_secs_f64()),
+        seconds => format!(
+            "after {} h {:02} min {:02} s",
+            seconds / 3600,
+            seconds / 60 % 60,
+            seconds % 60
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rank_end(end: End, is_consequence: bool, was_killed: bool) -> RankEnd {
+        RankEnd {
+            end,
+            after: Duration::from_millis(1_234),
+            is_consequence,
+            was_killed,
+        }
+    }
+
+    #[test]
+    fn a_failed_rank_is_told_first_and_its_consequences_in_one_line() {
+        let cause = Cause::Rank(1);
+        let ends = vec![
+            rank_end(End::Signal(15), true, false),
+            rank_end(End::Code(3), false, false),
+            rank_end(End::Code(0), false, false),
+            rank_end(End::Code(1), true, false),
+            rank_end(End::Signal(15), true, false),
+        ];
+        let outcome = Outcome {
+            cause: Some(cause),
+            ends,
+        };
+        assert_eq!(
+            report(cause, &outcome, &[10, 11, 12, 13, 14], &[]),
+            "error: rank 1 (pid 11) exited with code 3 after 1.2 s\n  \
+             ended as a consequence: ranks 0, 4 (SIGTERM), rank 3 (code 1)\n"
+        );
+        assert_eq!(outcome.exit_code(), 3);
+    }
+
+    #[test]
+    fn a_stop_signal_is_told_with_the_ranks_that_did_not_heed_it() {
+        let cause = Cause::Signal(Signal::INT);
+        let ends = vec![
+            rank_end(End::Signal(9), true, true),
+            rank_end(End::Code(0), true, false),
+        ];
+        let outcome = Outcome {
+            cause: Some(cause),
+            ends,
+        };
+        assert_eq!(
+            report(cause, &outcome, &[10, 11], &[]),
+            "error: stopped by SIGINT\n  ended as a consequence: rank 0 (SIGKILL), rank 1 (code 0)\n  \
+             did not end when asked, and killed: rank 0\n"
+        );
+        assert_eq!(outcome.exit_code(), 130);
+    }
+
+    #[test]
+    fn long_runs_are_told_in_hours() {
+        assert_eq!(after(Duration::from_secs(3 * 3600 + 62)), "after 3 h 01 min 02 s");
+    }
+}

@@ -1,0 +1,134 @@
+//! `sconce launch`: starts a program once per rank on this host, and supervises the ranks.
+//!
+//! In reading order: the flags ([`arguments`]); the executable, built ([`build`]) or found ([`program`]); what the
+//! ranks are told ([`environment`], [`main_process`], [`rendezvous`]); each rank as a process ([`rank_process`],
+//! [`parent_death`]); their output ([`output`]); and watching them ([`mod@supervise`], [`stop_signals`], [`failure`]).
+
+mod arguments;
+mod build;
+mod console;
+mod environment;
+mod failure;
+mod line_splitter;
+mod main_process;
+mod output;
+mod parent_death;
+mod program;
+mod rank_process;
+mod rendezvous;
+mod stop_signals;
+mod supervise;
+
+use std::io::{self, IsTerminal, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, Stdio};
+use std::thread::available_parallelism;
+use std::time::Instant;
+
+pub(crate) use arguments::Arguments;
+
+use crate::command_error::CommandError;
+use arguments::Target;
+use console::Console;
+use environment::Environment;
+use main_process::MainProcess;
+use output::Output;
+use rank_process::{Group, RankProcess};
+use rendezvous::Rendezvous;
+use stop_signals::StopSignals;
+use supervise::supervise;
+
+/// Runs `sconce launch`. Must be called on the main thread.
+///
+/// # Errors
+/// When nothing could be started. Failures of the ranks are reported on stderr and told by the exit code.
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
+    stop_signals::keep_ended_children()
+        .map_err(|reason| CommandError::failure(format!("cannot catch SIGCHLD: {reason}")))?;
+    let (target, program_arguments) = arguments.target()?;
+    let main_process = MainProcess::choose(arguments.main_process_ip.as_deref(), arguments.main_process_port)?;
+    let (executable, name) = match target {
+        Target::Program(name) => (program::find(&name, std::env::var_os("PATH"))?, name),
+        Target::Cargo(target) => {
+            let executable = build::build(&target)?;
+            (executable.clone(), executable.into())
+        }
+    };
+    let rendezvous = Rendezvous::host()?;
+    let cores = available_parallelism().map_or(1, usize::from);
+    let environment = Environment::new(
+        arguments,
+        &main_process,
+        rendezvous.variables(),
+        std::env::vars_os(),
+        cores,
+    );
+    let command_of = |rank| {
+        let mut command = Command::new(&executable);
+        command.arg0(&name).args(&program_arguments);
+        environment.apply(rank, &mut command);
+        command
+    };
+
+    let cannot_start = |reason| CommandError::failure(format!("cannot start {}: {reason}", executable.display()));
+    let mut signals = StopSignals::catch().map_err(cannot_start)?;
+    let started = Instant::now();
+    let (ranks, output) = match arguments.num_processes {
+        1 => (vec![start_one(command_of(0)).map_err(cannot_start)?], None),
+        count => {
+            let console = Console::new(!arguments.no_prefix);
+            let (ranks, output) = start_several((0..count).map(command_of), console).map_err(cannot_start)?;
+            (ranks, Some(output))
+        }
+    };
+
+    let outcome = supervise(&ranks, &mut signals, arguments.kill_grace, started)
+        .map_err(|reason| CommandError::failure(format!("lost sight of the ranks: {reason}")))?;
+    let pids = Vec::from_iter(ranks.iter().map(RankProcess::pid));
+    // Ends what the ranks have left running, so that their output ends too.
+    drop(ranks);
+    let carried = output.map(Output::finish).unwrap_or_default();
+
+    let lost_output = carried.failure.map(|(stream, reason)| {
+        CommandError::failure(format!("could not write the ranks' output to {stream}: {reason}"))
+    });
+    match (outcome.cause, lost_output) {
+        (None, None) => Ok(ExitCode::SUCCESS),
+        (None, Some(error)) => Err(error),
+        (Some(cause), lost_output) => {
+            if let Some(error) = lost_output {
+                error.report();
+            }
+            let report = failure::report(cause, &outcome, &pids, &carried.last_lines);
+            // A stderr that nobody reads leaves the exit code to tell it.
+            let _ = io::stderr().lock().write_all(report.as_bytes());
+            Ok(ExitCode::from(outcome.exit_code()))
+        }
+    }
+}
+
+/// Starts a single rank, with the launcher's own input and output.
+fn start_one(command: Command) -> io::Result<RankProcess> {
+    let group = if io::stdin().is_terminal() {
+        Group::Launcher
+    } else {
+        Group::Own
+    };
+    RankProcess::spawn(command, group)
+}
+
+/// Starts one rank per command, with no input, and output that goes to `console`. If one cannot be started, none stays.
+fn start_several(commands: impl Iterator<Item = Command>, console: Console) -> io::Result<(Vec<RankProcess>, Output)> {
+    let mut output = Output::new(console)?;
+    let mut ranks = Vec::new();
+    for (rank, mut command) in commands.enumerate() {
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut process = RankProcess::spawn(command, Group::Own)?;
+        output.carry(rank, process.child_mut())?;
+        ranks.push(process);
+    }
+    Ok((ranks, output))
+}

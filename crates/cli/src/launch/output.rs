@@ -1,0 +1,221 @@
+//! Carries the ranks' output to the console: one thread per rank and stream, and the last lines of each stderr kept.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{PipeReader, PipeWriter, Read};
+use std::os::fd::OwnedFd;
+use std::process::Child;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::{io, thread};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+use super::console::{Console, Stream};
+use super::line_splitter::LineSplitter;
+
+/// How many of a rank's last lines on stderr are kept.
+const KEPT_LINES: usize = 20;
+/// How many bytes of each of them are kept.
+const KEPT_BYTES: usize = 1000;
+/// How much is still read from one stream after the ranks have ended: what a pipe holds at most by default, and more.
+/// A process that escaped its rank's group may keep writing; it must not keep the launcher.
+const DRAINED_BYTES: usize = 4 << 20;
+
+/// The last lines of one rank's stderr.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct LastLines(VecDeque<String>);
+
+impl LastLines {
+    /// The lines, oldest first.
+    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+
+    /// Keeps `line`. Redrawn states of a progress bar are not lines.
+    fn keep(&mut self, line: &[u8]) {
+        if line.ends_with(b"\r") {
+            return;
+        }
+        let text = String::from_utf8_lossy(&line[..line.len().min(KEPT_BYTES)]);
+        if self.0.len() == KEPT_LINES {
+            self.0.pop_front();
+        }
+        self.0.push_back(text.trim_end().to_owned());
+    }
+}
+
+/// What is known of the ranks' output once all of it has been carried.
+#[derive(Debug, Default)]
+pub(super) struct Carried {
+    /// The last lines of each rank's stderr.
+    pub(super) last_lines: Vec<LastLines>,
+    /// The stream that could not be written to, and why, unless only its reader had left.
+    pub(super) failure: Option<(Stream, io::Error)>,
+}
+
+/// The threads that carry the ranks' output.
+#[derive(Debug)]
+pub(super) struct Output {
+    console: Arc<Console>,
+    stdout: Vec<JoinHandle<()>>,
+    stderr: Vec<JoinHandle<LastLines>>,
+    /// Closed by `end_writer`: no more output is to be waited for.
+    end: Arc<PipeReader>,
+    end_writer: PipeWriter,
+}
+
+impl Output {
+    /// Prepares to carry output to `console`.
+    ///
+    /// # Errors
+    /// When the process can open no more files.
+    pub(super) fn new(console: Console) -> io::Result<Self> {
+        let (end, end_writer) = io::pipe()?;
+        Ok(Self {
+            console: Arc::new(console),
+            stdout: Vec::new(),
+            stderr: Vec::new(),
+            end: Arc::new(end),
+            end_writer,
+        })
+    }
+
+    /// Carries the output of `child`, whose stdout and stderr are pipes, as that of the next rank.
+    ///
+    /// # Errors
+    /// When the system can start no more threads.
+    pub(super) fn carry(&mut self, rank: usize, child: &mut Child) -> io::Result<()> {
+        let stdout = child.stdout.take().expect("a carried rank's stdout is a pipe");
+        let carrier = self.carrier(rank, Stream::Stdout, stdout.into());
+        self.stdout
+            .push(thread::Builder::new().spawn(move || carrier.run(|_| {}))?);
+
+        let stderr = child.stderr.take().expect("a carried rank's stderr is a pipe");
+        let carrier = self.carrier(rank, Stream::Stderr, stderr.into());
+        self.stderr.push(thread::Builder::new().spawn(move || {
+            let mut last_lines = LastLines::default();
+            carrier.run(|line| last_lines.keep(line));
+            last_lines
+        })?);
+        Ok(())
+    }
+
+    /// Passes on what the ended ranks have left in their pipes.
+    pub(super) fn finish(self) -> Carried {
+        drop(self.end_writer);
+        for thread in self.stdout {
+            // A carrier that panicked has said so; its rank's report is better made without it than not at all.
+            let _ = thread.join();
+        }
+        let last_lines = self.stderr.into_iter().map(|thread| thread.join().unwrap_or_default());
+        Carried {
+            last_lines: last_lines.collect(),
+            failure: self.console.take_failure(),
+        }
+    }
+
+    fn carrier(&self, rank: usize, stream: Stream, pipe: OwnedFd) -> Carrier {
+        Carrier {
+            pipe: pipe.into(),
+            prefix: self.console.prefix(rank, stream),
+            console: Arc::clone(&self.console),
+            stream,
+            end: Arc::clone(&self.end),
+        }
+    }
+}
+
+/// Carries one stream of one rank.
+#[derive(Debug)]
+struct Carrier {
+    pipe: File,
+    prefix: Vec<u8>,
+    console: Arc<Console>,
+    stream: Stream,
+    end: Arc<PipeReader>,
+}
+
+impl Carrier {
+    /// Carries lines, and shows each to `also`, until the rank closes the stream or all ranks have ended.
+    ///
+    /// When the console's reader has gone, this stops and so closes the rank's pipe: the rank learns at its next write,
+    /// as it would if it wrote to the console itself.
+    fn run(mut self, mut also: impl FnMut(&[u8])) {
+        let mut splitter = LineSplitter::default();
+        let mut chunk = vec![0; 64 << 10];
+        let mut batch = Vec::new();
+        let mut left_to_drain = DRAINED_BYTES;
+        loop {
+            let (readable, ended) = self.wait();
+            if ended && (!readable || left_to_drain == 0) {
+                break;
+            }
+            let length = match self.pipe.read(&mut chunk) {
+                Ok(0) => break,
+                Ok(length) => length,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => break,
+            };
+            if ended {
+                left_to_drain = left_to_drain.saturating_sub(length);
+            }
+            splitter.feed(&chunk[..length], |line| {
+                add_line(&mut batch, &self.prefix, line);
+                also(line);
+            });
+            if self.console.write(self.stream, &batch).is_err() {
+                return;
+            }
+            batch.clear();
+        }
+        splitter.finish(|line| {
+            add_line(&mut batch, &self.prefix, line);
+            also(line);
+        });
+        // Nothing is left to tell the rank: its stream has ended.
+        let _ = self.console.write(self.stream, &batch);
+    }
+
+    /// Waits until there is something to read or all ranks have ended: (something to read, all ended).
+    fn wait(&self) -> (bool, bool) {
+        let mut waited = [
+            PollFd::new(&self.pipe, PollFlags::IN),
+            PollFd::new(&*self.end, PollFlags::IN),
+        ];
+        loop {
+            match poll(&mut waited, None) {
+                Ok(_) => return (!waited[0].revents().is_empty(), !waited[1].revents().is_empty()),
+                Err(Errno::INTR) => {}
+                // Reading tells what is wrong.
+                Err(_) => return (true, false),
+            }
+        }
+    }
+}
+
+/// Adds `line` to `batch` with its prefix, and a line end where the rank has not written one.
+fn add_line(batch: &mut Vec<u8>, prefix: &[u8], line: &[u8]) {
+    batch.extend_from_slice(prefix);
+    batch.extend_from_slice(line);
+    if !line.ends_with(b"\n") && !line.ends_with(b"\r") {
+        batch.push(b'\n');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_twenty_lines_are_kept_and_progress_bars_are_not() {
+        let mut last_lines = LastLines::default();
+        for number in 0..30 {
+            last_lines.keep(format!("line {number}\n").as_bytes());
+            last_lines.keep(b"50%\r");
+        }
+        let expected: Vec<_> = (10..30).map(|number| format!("line {number}")).collect();
+        assert_eq!(last_lines.iter().collect::<Vec<_>>(), expected);
+    }
+}

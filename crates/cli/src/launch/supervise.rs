@@ -1,0 +1,218 @@
+//! Watches the ranks until all have ended: passes signals on, and stops everything once one rank fails.
+//!
+//! The run is in one of three states, and only moves forward:
+//!
+//! | state | entered when | what happens |
+//! | --- | --- | --- |
+//! | running | at the start | ranks that end with 0 just leave |
+//! | stopping | a rank fails (the others get SIGTERM) or a stop signal comes (all get that signal) | ranks have the grace to end |
+//! | killed | the grace is over, or Ctrl-C comes while stopping | all get SIGKILL |
+//!
+//! The first failure is the cause; a rank that ends after it, or after the stop signal, is a consequence, whatever its
+//! exit code. Nothing here polls: the launcher sleeps until a rank ends, a signal comes or the grace is over.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::Signal;
+use signal_hook::low_level::emulate_default_handler;
+
+use super::rank_process::{End, Group, RankProcess};
+use super::stop_signals::StopSignals;
+
+/// How a run went.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    /// Why the run was stopped, unless every rank ended with 0 unasked.
+    pub(super) cause: Option<Cause>,
+    /// How each rank ended.
+    pub(super) ends: Vec<RankEnd>,
+}
+
+/// What stopped a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// This rank failed before anything else went wrong.
+    Rank(usize),
+    /// The launcher got this signal.
+    Signal(Signal),
+}
+
+/// How and when one rank ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RankEnd {
+    pub(super) end: End,
+    /// Since the start of the run.
+    pub(super) after: Duration,
+    /// Whether the run had its [`Cause`] already.
+    pub(super) is_consequence: bool,
+    /// Whether the rank had to be killed, since it was still there at the end of the grace.
+    pub(super) was_killed: bool,
+}
+
+impl Outcome {
+    /// The launcher's exit code.
+    pub(super) fn exit_code(&self) -> u8 {
+        match self.cause {
+            None => 0,
+            Some(Cause::Rank(rank)) => self.ends[rank].end.exit_code(),
+            Some(Cause::Signal(signal)) => End::Signal(signal.as_raw()).exit_code(),
+        }
+    }
+}
+
+/// Supervises `ranks`, which were started at `started`, until all have ended.
+///
+/// # Errors
+/// When the system no longer tells about the processes. Dropping the ranks then kills them.
+pub(super) fn supervise(
+    ranks: &[RankProcess],
+    signals: &mut StopSignals,
+    grace: Duration,
+    started: Instant,
+) -> io::Result<Outcome> {
+    let ends = vec![None; ranks.len()];
+    let mut run = Run {
+        ranks,
+        grace,
+        started,
+        state: State::Running,
+        cause: None,
+        ends,
+    };
+    while run.ends.iter().any(Option::is_none) {
+        run.wait(signals)?;
+        // Signals come first: a rank that a Ctrl-C from the terminal has ended is no failure.
+        for signal in signals.take() {
+            run.on_signal(signal);
+        }
+        run.collect_ends()?;
+        run.check_grace();
+    }
+    let ends = run
+        .ends
+        .into_iter()
+        .map(|end| end.expect("the loop ends when all ranks have"))
+        .collect();
+    Ok(Outcome { cause: run.cause, ends })
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Running,
+    Stopping { until: Instant },
+    Killed,
+}
+
+#[derive(Debug)]
+struct Run<'a> {
+    ranks: &'a [RankProcess],
+    grace: Duration,
+    started: Instant,
+    state: State,
+    cause: Option<Cause>,
+    ends: Vec<Option<RankEnd>>,
+}
+
+impl Run<'_> {
+    /// Sleeps until a rank ends, a signal comes, or the grace is over.
+    fn wait(&self, signals: &StopSignals) -> io::Result<()> {
+        let mut waited = vec![PollFd::from_borrowed_fd(signals.descriptor(), PollFlags::IN)];
+        let running = self.ranks.iter().zip(&self.ends).filter(|(_, end)| end.is_none());
+        waited.extend(running.map(|(rank, _)| PollFd::from_borrowed_fd(rank.pidfd(), PollFlags::IN)));
+        let timeout = match self.state {
+            State::Stopping { until } => Timespec::try_from(until.saturating_duration_since(Instant::now())).ok(),
+            State::Running | State::Killed => None,
+        };
+        match poll(&mut waited, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn on_signal(&mut self, signal: Signal) {
+        if signal == Signal::TSTP {
+            return self.pause();
+        }
+        if signal == Signal::INT && self.state != State::Running {
+            return self.kill();
+        }
+        self.cause.get_or_insert(Cause::Signal(signal));
+        for rank in self.ranks {
+            let sent_by_terminal = rank.group() == Group::Launcher && matches!(signal, Signal::INT | Signal::QUIT);
+            if !sent_by_terminal {
+                rank.signal(signal);
+            }
+        }
+        self.begin_stopping();
+    }
+
+    /// Stops the ranks and the launcher, as Ctrl-Z asks, and lets the ranks go on when the launcher does.
+    fn pause(&self) {
+        let own_groups = || self.ranks.iter().filter(|rank| rank.group() == Group::Own);
+        own_groups().for_each(|rank| rank.signal(Signal::TSTP));
+        // Returns when the launcher is continued.
+        let _ = emulate_default_handler(Signal::TSTP.as_raw());
+        own_groups().for_each(|rank| rank.signal(Signal::CONT));
+    }
+
+    fn collect_ends(&mut self) -> io::Result<()> {
+        let after = self.started.elapsed();
+        let mut ended = Vec::new();
+        for (rank, process) in self
+            .ranks
+            .iter()
+            .enumerate()
+            .filter(|(rank, _)| self.ends[*rank].is_none())
+        {
+            if let Some(end) = process.end()? {
+                ended.push((rank, end));
+            }
+        }
+        // Of ranks that ended too close together to tell, one that was killed is likelier the cause than one that may
+        // have noticed its death.
+        ended.sort_by_key(|(_, end)| matches!(end, End::Code(_)));
+        for (rank, end) in ended {
+            let is_consequence = self.cause.is_some();
+            let was_killed = self.state == State::Killed && end == End::Signal(Signal::KILL.as_raw());
+            self.ends[rank] = Some(RankEnd {
+                end,
+                after,
+                is_consequence,
+                was_killed,
+            });
+            if !end.is_success() && !is_consequence {
+                self.cause = Some(Cause::Rank(rank));
+                self.ranks.iter().for_each(|rank| rank.signal(Signal::TERM));
+                self.begin_stopping();
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_stopping(&mut self) {
+        if self.state == State::Running {
+            // A grace too long for the clock is one that never ends, as far as anyone can wait.
+            let now = Instant::now();
+            let far = now + Duration::from_secs(u64::from(u32::MAX));
+            self.state = State::Stopping {
+                until: now.checked_add(self.grace).unwrap_or(far),
+            };
+        }
+    }
+
+    fn check_grace(&mut self) {
+        if let State::Stopping { until } = self.state
+            && Instant::now() >= until
+        {
+            self.kill();
+        }
+    }
+
+    fn kill(&mut self) {
+        self.state = State::Killed;
+        self.ranks.iter().for_each(|rank| rank.signal(Signal::KILL));
+    }
+}
