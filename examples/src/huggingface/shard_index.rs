@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
@@ -94,9 +94,8 @@ impl ShardIndex {
     }
 }
 
-/// Backslashes and colons are refused everywhere, so that a folder means the same on every system.
+/// Without separators a name that ends so is one component and none of the special ones. Backslashes and colons are
+/// refused everywhere, so that a folder means the same on every system.
 fn is_plain_safetensors_name(name: &str) -> bool {
-    let mut components = Path::new(name).components();
-    let plain = matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == name);
-    plain && name.ends_with(".safetensors") && !name.contains(['/', '\\', ':', '\0'])
+    name.ends_with(".safetensors") && !name.contains(['/', '\\', ':', '\0'])
 }
