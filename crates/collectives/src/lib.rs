@@ -21,10 +21,30 @@
 //! # Ok::<(), sconce_collectives::Error>(())
 //! ```
 
+mod buffer;
+pub mod collective;
+mod communicator;
+mod element;
 pub mod environment;
 mod error;
+mod flight_recorder;
+mod options;
+mod pending;
+mod reduce_op;
+mod reduction;
+pub mod shm;
+mod single;
 pub mod store;
+mod tensor;
 mod world;
 
+pub use buffer::Buffer;
+pub use collective::{Collective, Counts};
+pub use communicator::{Communicator, Job};
+pub use element::{Element, ElementType, Elements, ElementsMut};
 pub use error::{Error, Result};
+pub use options::Options;
+pub use pending::Pending;
+pub use reduce_op::ReduceOp;
+pub use single::single;
 pub use world::World;

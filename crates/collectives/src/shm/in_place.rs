@@ -1,0 +1,112 @@
+//! Operations on buffers in shared regions: every rank works on its part of all ranks' buffers, with no copies between.
+//!
+//! An all-reduce is one pass: each rank sums its part of all buffers and stores it into all of them. That moves two
+//! bytes per payload byte and rank, where a copy moves three, since the lines written are those just read.
+
+use super::group::Passage;
+use super::private::Private;
+use super::region::Region;
+use super::staged::{Part, lines_of};
+use crate::reduction::{Ranges, reduce};
+use crate::{ElementType, ReduceOp, Result};
+use std::sync::Arc;
+
+/// The buffers of all ranks in one operation, as mapped here.
+#[derive(Debug)]
+pub(super) struct Peers {
+    addresses: Vec<*mut u8>,
+    _regions: Vec<Arc<Region>>,
+}
+
+impl Passage<'_> {
+    /// Returns all ranks' buffers of `bytes` bytes if all lie in shared regions.
+    pub(super) fn peers(&self, sequence: u64, bytes: usize) -> Result<Option<Peers>> {
+        let locations: Vec<_> = (0..self.group.size)
+            .map(|rank| self.location_of(rank, sequence))
+            .collect();
+        if locations.contains(&0) {
+            return Ok(None);
+        }
+        let resolve = |(rank, location)| self.engine.regions.resolve(rank, location, bytes);
+        let resolved: Vec<_> = locations.into_iter().enumerate().map(resolve).collect::<Result<_>>()?;
+        let (addresses, regions) = resolved.into_iter().unzip();
+        Ok(Some(Peers {
+            addresses,
+            _regions: regions,
+        }))
+    }
+
+    pub(super) fn in_place_all_reduce(
+        &mut self,
+        peers: &Peers,
+        bytes: usize,
+        element: ElementType,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let own = lines_of(bytes, self.group.rank, self.group.size);
+        let output = |rank: usize| peers.addresses[rank].wrapping_add(own.start);
+        let input = |rank: usize| output(rank).cast_const();
+        let size = self.group.size;
+        let (inputs, outputs) = (
+            Ranges {
+                count: size,
+                at: &input,
+            },
+            Ranges {
+                count: size,
+                at: &output,
+            },
+        );
+        // SAFETY: all ranks have entered with these buffers and stay in this operation until the synchronisation
+        // below; bytes `own` of all buffers are this rank's alone; a whole number of elements fits a cache line.
+        unsafe { reduce(element, op, inputs, outputs, own.len() / element.size()) };
+        self.synchronise()
+    }
+
+    pub(super) fn in_place_reduce_scatter(
+        &mut self,
+        peers: &Peers,
+        target: Private,
+        element: ElementType,
+        op: ReduceOp,
+        own: &Part,
+    ) -> Result<()> {
+        let input = |rank: usize| peers.addresses[rank].wrapping_add(own.start).cast_const();
+        let (inputs, outputs) = (
+            Ranges {
+                count: self.group.size,
+                at: &input,
+            },
+            Ranges {
+                count: 1,
+                at: &|_| target.pointer(),
+            },
+        );
+        // SAFETY: all ranks have entered and none writes its buffer before the synchronisation below, except bytes
+        // `own` of this rank's, if `target` is there: those only this rank reads. `target` holds `own.len()` bytes.
+        unsafe { reduce(element, op, inputs, outputs, own.len() / element.size()) };
+        self.synchronise()
+    }
+
+    pub(super) fn in_place_all_gather(&mut self, peers: &Peers, own: &Part) -> Result<()> {
+        let source = peers.addresses[self.group.rank].wrapping_add(own.start);
+        for (rank, address) in peers.addresses.iter().enumerate() {
+            if rank != self.group.rank {
+                let target = address.wrapping_add(own.start);
+                // SAFETY: all ranks have entered; bytes `own` of every buffer are this rank's to write until the
+                // synchronisation below, and buffers of different ranks do not overlap.
+                unsafe { std::ptr::copy_nonoverlapping(source, target, own.len()) };
+            }
+        }
+        self.synchronise()
+    }
+
+    pub(super) fn in_place_broadcast(&mut self, peers: &Peers, buffer: Private, root: usize) -> Result<()> {
+        if self.group.rank != root {
+            // SAFETY: all ranks have entered; the root does not write its buffer before the synchronisation below,
+            // and ours is another rank's part.
+            unsafe { std::ptr::copy_nonoverlapping(peers.addresses[root], buffer.pointer(), buffer.len()) };
+        }
+        self.synchronise()
+    }
+}
