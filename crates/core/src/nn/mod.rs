@@ -1,0 +1,58 @@
+//! Layers that can be trained.
+//!
+//! `candle_nn`'s fast layers (`RmsNorm`, `LayerNorm`, `softmax_last_dim`, `rope`) have no backward and
+//! cut the autograd graph without a word: everything before them trains as if frozen. Its
+//! differentiable compositions are slow, because candle adds every gradient into a fresh zero tensor.
+//! The layers here have the same parameters and results, and a backward of their own:
+//!
+//! | layer | forward and backward |
+//! | --- | --- |
+//! | [`softmax`] | over the last dimension |
+//! | [`RmsNorm`], [`LayerNorm`] | one pass over each row each way |
+//! | [`Embedding`] | parallel gather, and scatter-add in a fixed order |
+//! | [`RotaryEmbedding`] | reads transposed views in place |
+//! | [`causal_attention`] | grouped-query, without quadratic memory |
+//! | [`swiglu`] | `silu(gate) · up` |
+//! | [`cross_entropy`] | no `[n, vocab]` temporaries but the gradient |
+//!
+//! On the CPU they are fused kernels for `f32` and `bf16`, which compute in `f32` and round once. Their
+//! results have the same bits for any number of threads and, but for the matrix products inside
+//! attention, any instruction set. Elsewhere, and for `f16` and `f64`, they are compositions of candle
+//! ops.
+//!
+//! ```
+//! use candle_core::{DType, Device, Module, Tensor, Var};
+//! use sconce_core::nn::{RmsNorm, cross_entropy};
+//!
+//! let weight = Var::ones(4, DType::F32, &Device::Cpu)?;
+//! let norm = RmsNorm::new(weight.as_tensor().clone(), 1e-5);
+//! let xs = Tensor::new(&[[1f32, 2., 3., 4.]], &Device::Cpu)?;
+//! let loss = cross_entropy(&norm.forward(&xs)?, &Tensor::new(&[2u32], &Device::Cpu)?, -100)?;
+//! assert!(loss.backward()?.get(&weight).is_some());
+//! # Ok::<(), candle_core::Error>(())
+//! ```
+
+mod arguments;
+mod attention;
+mod cross_entropy;
+mod element;
+mod embedding;
+mod exponential;
+mod heads;
+mod lanes;
+mod layer_norm;
+mod matrix_product;
+mod rms_norm;
+mod rotary;
+mod row_blocks;
+mod softmax;
+mod swiglu;
+
+pub use attention::causal_attention;
+pub use cross_entropy::cross_entropy;
+pub use embedding::{Embedding, embedding};
+pub use layer_norm::{LayerNorm, layer_norm};
+pub use rms_norm::{RmsNorm, rms_norm};
+pub use rotary::RotaryEmbedding;
+pub use softmax::softmax;
+pub use swiglu::swiglu;

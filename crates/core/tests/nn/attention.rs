@@ -1,0 +1,224 @@
+use candle_core::{D, DType, Device, Result, Tensor, Var};
+use sconce_core::nn::causal_attention;
+
+use crate::oracle::{check, check_large, error, numbers, values};
+use crate::rotary::permuted;
+
+const SCALE: f64 = 0.4;
+
+struct Sizes {
+    batch: usize,
+    heads: usize,
+    kv_heads: usize,
+    sequence: usize,
+    size: usize,
+}
+
+impl Sizes {
+    fn inputs(&self) -> [Tensor; 3] {
+        let &Self {
+            batch,
+            heads,
+            kv_heads,
+            sequence,
+            size,
+        } = self;
+        [
+            values(&[batch, heads, sequence, size], 1),
+            values(&[batch, kv_heads, sequence, size], 2),
+            values(&[batch, kv_heads, sequence, size], 3),
+        ]
+    }
+
+    fn closed_form(&self, inputs: &[Vec<f64>]) -> Vec<f64> {
+        let &Self {
+            batch,
+            heads,
+            kv_heads,
+            sequence,
+            size,
+        } = self;
+        let mut out = Vec::new();
+        for plane in 0..batch * heads {
+            let (entry, head) = (plane / heads, plane % heads);
+            let shared = entry * kv_heads + head / (heads / kv_heads);
+            let row =
+                |tensor: usize, plane: usize, row: usize| &inputs[tensor][(plane * sequence + row) * size..][..size];
+            for i in 0..sequence {
+                let weights: Vec<f64> = (0..=i)
+                    .map(|j| {
+                        let dot: f64 = row(0, plane, i).iter().zip(row(1, shared, j)).map(|(q, k)| q * k).sum();
+                        (SCALE * dot).exp()
+                    })
+                    .collect();
+                let sum: f64 = weights.iter().sum();
+                for column in 0..size {
+                    let attended = (0..=i).map(|j| weights[j] / sum * row(2, shared, j)[column]);
+                    out.push(attended.sum());
+                }
+            }
+        }
+        out
+    }
+}
+
+fn attend(x: &[Tensor]) -> Result<Tensor> {
+    causal_attention(&x[0], &x[1], &x[2], SCALE)
+}
+
+/// Attention as it is commonly written with candle.
+fn composition(x: &[Tensor]) -> Result<Tensor> {
+    let (batch, heads, sequence, size) = x[0].dims4()?;
+    let kv_heads = x[1].dim(1)?;
+    let repeat = |tensor: &Tensor| {
+        Tensor::cat(&vec![tensor.unsqueeze(2)?; heads / kv_heads], 2)?.reshape((batch, heads, sequence, size))
+    };
+    let scores = (x[0].matmul(&repeat(&x[1])?.transpose(2, 3)?)? * SCALE)?;
+    let mask: Vec<f32> = (0..sequence * sequence)
+        .map(|i| {
+            if i % sequence > i / sequence {
+                f32::NEG_INFINITY
+            } else {
+                0.0
+            }
+        })
+        .collect();
+    let mask = Tensor::from_vec(mask, (sequence, sequence), &Device::Cpu)?;
+    candle_nn::ops::softmax(&scores.broadcast_add(&mask)?, D::Minus1)?.matmul(&repeat(&x[2])?)
+}
+
+#[test]
+fn attention_agrees_with_its_definition_and_its_differences() {
+    for (batch, heads, kv_heads, sequence, size) in [
+        (1, 1, 1, 1, 1),
+        (1, 1, 1, 3, 1),
+        (2, 1, 1, 1, 5),
+        (2, 3, 3, 7, 4),
+        (2, 4, 2, 5, 3),
+        (2, 4, 1, 6, 2),
+        (1, 2, 1, 67, 2),
+    ] {
+        let sizes = Sizes {
+            batch,
+            heads,
+            kv_heads,
+            sequence,
+            size,
+        };
+        let case = format!("attention {batch} {heads}/{kv_heads} {sequence} {size}");
+        check(&case, &sizes.inputs(), attend, |x| sizes.closed_form(x));
+    }
+}
+
+#[test]
+fn attention_reads_transposed_heads_and_broken_rows() {
+    let sizes = Sizes {
+        batch: 2,
+        heads: 4,
+        kv_heads: 2,
+        sequence: 5,
+        size: 3,
+    };
+    let (dims, kv_dims) = ([2, 5, 4, 3], [2, 5, 2, 3]);
+    let inputs = [values(&dims, 1), values(&kv_dims, 2), values(&kv_dims, 3)];
+    let heads_last = |x: &[Tensor]| attend(&[x[0].transpose(1, 2)?, x[1].transpose(1, 2)?, x[2].transpose(1, 2)?]);
+    check("attention of transposed heads", &inputs, heads_last, |x| {
+        let order = [0, 2, 1, 3];
+        let inputs = [
+            permuted(&x[0], dims, order),
+            permuted(&x[1], kv_dims, order),
+            permuted(&x[2], kv_dims, order),
+        ];
+        sizes.closed_form(&inputs)
+    });
+
+    let dims = [2, 2, 3, 5];
+    let inputs = [values(&[2, 4, 5, 3], 1), values(&dims, 2), values(&dims, 3)];
+    let broken_rows = |x: &[Tensor]| attend(&[x[0].clone(), x[1].transpose(2, 3)?, x[2].transpose(2, 3)?]);
+    check("attention of broken rows", &inputs, broken_rows, |x| {
+        let order = [0, 1, 3, 2];
+        let inputs = [x[0].clone(), permuted(&x[1], dims, order), permuted(&x[2], dims, order)];
+        sizes.closed_form(&inputs)
+    });
+}
+
+#[test]
+fn attention_agrees_with_candle_and_on_any_number_of_threads() {
+    for (heads, kv_heads) in [(4, 4), (4, 2), (4, 1)] {
+        let sizes = Sizes {
+            batch: 2,
+            heads,
+            kv_heads,
+            sequence: 150,
+            size: 16,
+        };
+        check_large(
+            &format!("attention {heads}/{kv_heads}"),
+            &sizes.inputs(),
+            attend,
+            composition,
+        );
+    }
+}
+
+#[test]
+fn what_comes_later_has_no_influence() {
+    let sizes = Sizes {
+        batch: 1,
+        heads: 2,
+        kv_heads: 1,
+        sequence: 70,
+        size: 4,
+    };
+    let inputs = sizes.inputs().map(|x| x.to_dtype(DType::F32).unwrap());
+    let poisoned = |x: &Tensor| {
+        let poison = Tensor::full(f32::NAN, (1, x.dims()[1], 1, 4), &Device::Cpu).unwrap();
+        Tensor::cat(&[&x.narrow(2, 0, 69).unwrap(), &poison], 2).unwrap()
+    };
+    let clean = numbers(&attend(&inputs).unwrap().narrow(2, 0, 64).unwrap());
+    let dirty = [inputs[0].clone(), poisoned(&inputs[1]), poisoned(&inputs[2])];
+    assert_eq!(numbers(&attend(&dirty).unwrap().narrow(2, 0, 64).unwrap()), clean);
+}
+
+#[test]
+fn frozen_keys_get_no_gradient() {
+    let sizes = Sizes {
+        batch: 1,
+        heads: 2,
+        kv_heads: 1,
+        sequence: 3,
+        size: 2,
+    };
+    let [q, k, v] = sizes.inputs();
+    let (q, v) = (Var::from_tensor(&q).unwrap(), Var::from_tensor(&v).unwrap());
+    for dtype in [DType::F32, DType::BF16] {
+        let cast = |tensor: &Tensor| tensor.to_dtype(dtype).unwrap();
+        let (q32, k32, v32) = (cast(&q), cast(&k), cast(&v));
+        let result = attend(&[q32, k32.clone(), v32]).unwrap();
+        let gradients = result.sum_all().unwrap().backward().unwrap();
+        assert!(gradients.get(&q).is_some() && gradients.get(&v).is_some());
+        assert!(gradients.get(&k32).is_none());
+    }
+}
+
+#[test]
+fn attention_names_the_shapes_that_do_not_fit() {
+    let (q, kv) = (values(&[1, 4, 5, 2], 1), values(&[1, 3, 5, 2], 1));
+    let message = error(causal_attention(&q, &kv, &kv, 1.0));
+    assert!(
+        message.contains("multiple of those of k, got q [1, 4, 5, 2] and k [1, 3, 5, 2]"),
+        "{message}"
+    );
+    let long = values(&[1, 4, 6, 2], 1);
+    let message = error(causal_attention(&q, &long, &long, 1.0));
+    assert!(message.contains("expected k of shape [1, 4, 5, 2]"), "{message}");
+    let message = error(causal_attention(&q, &q, &long, 1.0));
+    assert!(message.contains("expected v of shape [1, 4, 5, 2]"), "{message}");
+    let message = error(causal_attention(&q, &q, &q.to_dtype(DType::F32).unwrap(), 1.0));
+    assert!(
+        message.contains("expected v to have the dtype of q, F64, got F32"),
+        "{message}"
+    );
+    let flat = values(&[4, 5, 2], 1);
+    assert!(error(causal_attention(&flat, &flat, &flat, 1.0)).contains("expected q of shape"));
+}

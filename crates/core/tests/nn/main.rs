@@ -1,0 +1,12 @@
+//! The layers of `sconce_core::nn` against closed forms in `f64`, finite differences, and candle's
+//! slow differentiable compositions.
+
+mod attention;
+mod cross_entropy;
+mod embedding;
+mod layer_norm;
+mod oracle;
+mod rms_norm;
+mod rotary;
+mod softmax;
+mod swiglu;

@@ -1,0 +1,76 @@
+//! Finds the files of a model folder and checks that they are complete.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::safetensors_header::read_safetensors_header;
+use super::shard_index::ShardIndex;
+
+pub(super) const CONFIG_FILE: &str = "config.json";
+pub(super) const WEIGHTS_FILE: &str = "model.safetensors";
+const INDEX_FILE: &str = "model.safetensors.index.json";
+const TOKENIZER_FILE: &str = "tokenizer.json";
+
+/// The checked files of a model folder.
+#[derive(Clone, Debug)]
+pub struct ModelFolder {
+    /// The folder itself.
+    pub directory: PathBuf,
+    /// Text of `config.json`.
+    pub config: String,
+    /// The safetensors files that together hold the weights, sorted by name.
+    pub weights: Vec<PathBuf>,
+    /// `tokenizer.json`, where the folder has one.
+    pub tokenizer: Option<PathBuf>,
+}
+
+impl ModelFolder {
+    /// Opens a folder with `config.json` and either `model.safetensors` or shards listed in
+    /// `model.safetensors.index.json`.
+    ///
+    /// Reads the headers of the weight files, not the weights.
+    ///
+    /// # Errors
+    /// If a file is missing, a weight file is truncated or malformed, or the index names a file outside the folder or
+    /// lists other tensors than its shards hold.
+    pub fn open(directory: &Path) -> Result<Self> {
+        let config_path = directory.join(CONFIG_FILE);
+        let config = fs::read_to_string(&config_path).with_context(|| {
+            format!(
+                "{}: cannot be read; a model folder needs a {CONFIG_FILE}",
+                config_path.display()
+            )
+        })?;
+        let tokenizer = Some(directory.join(TOKENIZER_FILE)).filter(|path| path.is_file());
+        Ok(Self {
+            directory: directory.to_owned(),
+            config,
+            weights: find_weights(directory)?,
+            tokenizer,
+        })
+    }
+
+    /// Path of `config.json`, for messages about what it holds.
+    pub fn config_path(&self) -> PathBuf {
+        self.directory.join(CONFIG_FILE)
+    }
+}
+
+/// Prefers the single file, as transformers does.
+fn find_weights(directory: &Path) -> Result<Vec<PathBuf>> {
+    let single = directory.join(WEIGHTS_FILE);
+    if single.is_file() {
+        read_safetensors_header(&single)?;
+        return Ok(vec![single]);
+    }
+    let index = directory.join(INDEX_FILE);
+    if index.is_file() {
+        return ShardIndex::read(&index)?.check_shards(directory);
+    }
+    bail!(
+        "{}: has no weights, expected {WEIGHTS_FILE} or {INDEX_FILE} beside {CONFIG_FILE}",
+        directory.display()
+    )
+}

@@ -1,0 +1,216 @@
+//! The Llama decoder, as in HuggingFace transformers' `modeling_llama.py`.
+//!
+//! Pre-norm decoder layers of grouped-query attention with rotary positions (Touvron et al. 2023, arXiv:2302.13971;
+//! Ainslie et al. 2023, arXiv:2305.13245) and a SwiGLU feed-forward network (Shazeer 2020, arXiv:2002.05202).
+//! The layers come from `sconce_core::nn`, because candle's own norm and attention kernels have no backward.
+
+use candle_core::{DType, Result, Tensor};
+use candle_nn::{Linear, Module, VarBuilder, linear_b};
+use sconce_core::nn::{
+    Embedding, RmsNorm, RotaryEmbedding, causal_attention, cross_entropy, embedding, rms_norm, swiglu,
+};
+
+use super::LlamaConfig;
+
+/// Label of a position that does not count in the loss, as in PyTorch.
+const IGNORED_LABEL: i64 = -100;
+
+/// A Llama language model: token ids in, logits of the next token out.
+#[derive(Debug)]
+pub struct Llama {
+    embed_tokens: Embedding,
+    layers: Vec<DecoderLayer>,
+    norm: RmsNorm,
+    lm_head: Linear,
+}
+
+impl Llama {
+    /// Creates the model with parameters named as in HuggingFace's files (`model.embed_tokens.weight`,
+    /// `model.layers.0.self_attn.q_proj.weight`, ..., `lm_head.weight`).
+    ///
+    /// With tied embeddings there is no `lm_head.weight`: the embedding table projects the output.
+    ///
+    /// # Errors
+    /// If `vb` has no such parameter or has it with another shape.
+    pub fn new(config: &LlamaConfig, vb: VarBuilder) -> Result<Self> {
+        let model = vb.pp("model");
+        let embed_tokens = embedding(config.vocab_size, config.hidden_size, model.pp("embed_tokens"))?;
+        let rotary = RotaryEmbedding::new(
+            config.head_dim,
+            config.max_position_embeddings,
+            config.rope_theta,
+            vb.dtype(),
+            vb.device(),
+        )?;
+        let layers = (0..config.num_hidden_layers)
+            .map(|index| DecoderLayer::new(config, rotary.clone(), model.pp("layers").pp(index)))
+            .collect::<Result<Vec<_>>>()?;
+        let norm = rms_norm(config.hidden_size, config.rms_norm_eps, model.pp("norm"))?;
+        let lm_head = if config.tie_word_embeddings {
+            Linear::new(embed_tokens.weight().clone(), None)
+        } else {
+            linear_b(config.hidden_size, config.vocab_size, false, vb.pp("lm_head"))?
+        };
+        Ok(Self {
+            embed_tokens,
+            layers,
+            norm,
+            lm_head,
+        })
+    }
+
+    /// Computes the logits of the next token at every position.
+    ///
+    /// `tokens`: ids of shape [batch, sequence], i64 or u32. Returns [batch, sequence, vocabulary] in the dtype of the
+    /// parameters.
+    ///
+    /// # Errors
+    /// If `tokens` is not of that form, holds an id outside the vocabulary, or its sequences are longer than
+    /// `max_position_embeddings`.
+    pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+        tokens.dims2()?;
+        let mut hidden = self.embed_tokens.forward(tokens)?;
+        for layer in &self.layers {
+            hidden = layer.forward(&hidden)?;
+        }
+        self.lm_head.forward(&self.norm.forward(&hidden)?)
+    }
+
+    /// Computes the mean cross-entropy of predicting label t+1 from the tokens up to t.
+    ///
+    /// `tokens` and `labels`: ids of shape [batch, sequence]; the labels are usually the tokens themselves, with -100
+    /// where a position is not to be learnt. The shift happens here. Returns a scalar.
+    ///
+    /// # Errors
+    /// As [`Llama::forward`], or if `labels` has another shape than `tokens` or sequences are shorter than 2.
+    pub fn loss(&self, tokens: &Tensor, labels: &Tensor) -> Result<Tensor> {
+        let (batch, sequence) = tokens.dims2()?;
+        if labels.dims() != tokens.dims() {
+            candle_core::bail!(
+                "labels have the shape {:?}, expected that of the tokens, {:?}",
+                labels.dims(),
+                tokens.dims()
+            );
+        }
+        if sequence < 2 {
+            candle_core::bail!(
+                "sequences have {sequence} tokens, expected at least 2: one to predict from, one to predict"
+            );
+        }
+        let logits = self.forward(tokens)?.flatten(0, 1)?;
+        // The labels are moved rather than the logits cut: a narrowed view of the logits would be copied, and its
+        // gradient padded back, at the size of the whole vocabulary.
+        let last = Tensor::full(IGNORED_LABEL, (batch, 1), labels.device())?;
+        let next = Tensor::cat(&[&labels.to_dtype(DType::I64)?.narrow(1, 1, sequence - 1)?, &last], 1)?;
+        cross_entropy(&logits, &next.flatten_all()?, IGNORED_LABEL)
+    }
+}
+
+/// One layer: attention and feed-forward network, each added to the residual stream [batch, sequence, hidden].
+#[derive(Debug)]
+struct DecoderLayer {
+    input_layernorm: RmsNorm,
+    self_attn: Attention,
+    post_attention_layernorm: RmsNorm,
+    mlp: FeedForward,
+}
+
+impl DecoderLayer {
+    fn new(config: &LlamaConfig, rotary: RotaryEmbedding, vb: VarBuilder) -> Result<Self> {
+        let norm = |name| rms_norm(config.hidden_size, config.rms_norm_eps, vb.pp(name));
+        Ok(Self {
+            input_layernorm: norm("input_layernorm")?,
+            self_attn: Attention::new(config, rotary, vb.pp("self_attn"))?,
+            post_attention_layernorm: norm("post_attention_layernorm")?,
+            mlp: FeedForward::new(config, vb.pp("mlp"))?,
+        })
+    }
+}
+
+impl Module for DecoderLayer {
+    fn forward(&self, hidden: &Tensor) -> Result<Tensor> {
+        let hidden = (hidden + self.self_attn.forward(&self.input_layernorm.forward(hidden)?)?)?;
+        &hidden + self.mlp.forward(&self.post_attention_layernorm.forward(&hidden)?)?
+    }
+}
+
+/// Causal grouped-query attention with rotary positions.
+#[derive(Debug)]
+struct Attention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    rotary: RotaryEmbedding,
+    heads: usize,
+    key_value_heads: usize,
+    head_dim: usize,
+}
+
+impl Attention {
+    fn new(config: &LlamaConfig, rotary: RotaryEmbedding, vb: VarBuilder) -> Result<Self> {
+        let width = config.num_attention_heads * config.head_dim;
+        let key_value_width = config.num_key_value_heads * config.head_dim;
+        let linear = |input, output, name| linear_b(input, output, config.attention_bias, vb.pp(name));
+        Ok(Self {
+            q_proj: linear(config.hidden_size, width, "q_proj")?,
+            k_proj: linear(config.hidden_size, key_value_width, "k_proj")?,
+            v_proj: linear(config.hidden_size, key_value_width, "v_proj")?,
+            o_proj: linear(width, config.hidden_size, "o_proj")?,
+            rotary,
+            heads: config.num_attention_heads,
+            key_value_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
+        })
+    }
+}
+
+impl Module for Attention {
+    fn forward(&self, hidden: &Tensor) -> Result<Tensor> {
+        let (batch, sequence, _) = hidden.dims3()?;
+        let split = |projected: Tensor, heads| {
+            projected
+                .reshape((batch, sequence, heads, self.head_dim))?
+                .transpose(1, 2)
+        };
+        let queries = split(self.q_proj.forward(hidden)?, self.heads)?;
+        let keys = split(self.k_proj.forward(hidden)?, self.key_value_heads)?;
+        let values = split(self.v_proj.forward(hidden)?, self.key_value_heads)?;
+
+        let queries = self.rotary.apply(&queries, 0)?;
+        let keys = self.rotary.apply(&keys, 0)?;
+        let scale = 1.0 / (self.head_dim as f64).sqrt();
+        let attended = causal_attention(&queries, &keys, &values, scale)?;
+
+        let merged = attended
+            .transpose(1, 2)?
+            .reshape((batch, sequence, self.heads * self.head_dim))?;
+        self.o_proj.forward(&merged)
+    }
+}
+
+/// The SwiGLU feed-forward network, `down(silu(gate(x)) * up(x))`.
+#[derive(Debug)]
+struct FeedForward {
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
+}
+
+impl FeedForward {
+    fn new(config: &LlamaConfig, vb: VarBuilder) -> Result<Self> {
+        let linear = |input, output, name| linear_b(input, output, config.mlp_bias, vb.pp(name));
+        Ok(Self {
+            gate_proj: linear(config.hidden_size, config.intermediate_size, "gate_proj")?,
+            up_proj: linear(config.hidden_size, config.intermediate_size, "up_proj")?,
+            down_proj: linear(config.intermediate_size, config.hidden_size, "down_proj")?,
+        })
+    }
+}
+
+impl Module for FeedForward {
+    fn forward(&self, hidden: &Tensor) -> Result<Tensor> {
+        let gated = swiglu(&self.gate_proj.forward(hidden)?, &self.up_proj.forward(hidden)?)?;
+        self.down_proj.forward(&gated)
+    }
+}

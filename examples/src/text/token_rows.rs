@@ -1,0 +1,142 @@
+//! Rows of token ids of one length: what a training program puts into batches.
+
+use std::ops::Range;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::TextEncoder;
+use super::documents::read_documents;
+use super::token_file::read_token_file;
+
+/// Tokens in a row of text where the user does not say.
+pub const DEFAULT_SEQUENCE_LENGTH: usize = 128;
+
+/// Label of a position that does not count in the loss.
+const IGNORED_LABEL: i64 = -100;
+
+/// Token ids as `rows` rows of `sequence_length`, row after row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenRows {
+    /// Token ids, `rows` * `sequence_length`.
+    pub tokens: Vec<i64>,
+    /// Labels in the same layout, -100 where a position does not count; `None` where the labels are the tokens.
+    pub labels: Option<Vec<i64>>,
+    /// Tokens in a row.
+    pub sequence_length: usize,
+    /// Number of rows.
+    pub rows: usize,
+    /// Rows that belong to one optimizer step, where the file says so.
+    pub rows_per_step: Option<usize>,
+}
+
+impl TokenRows {
+    /// Reads training data from a file; what follows `path` describes the model.
+    ///
+    /// - `.safetensors`: `tokens` i64 [steps, global batch, sequence] and perhaps `labels`, taken in order.
+    /// - `.jsonl` or `.json`: JSON lines, the text in the field `text`.
+    /// - anything else: plain text.
+    ///
+    /// Text is encoded with `tokenizer` (a `tokenizer.json`) or as bytes, joined, and cut into rows of
+    /// `sequence_length` or else [`DEFAULT_SEQUENCE_LENGTH`] tokens; what does not fill the last row is left out, as in
+    /// transformers' `run_clm.py`.
+    ///
+    /// # Errors
+    /// If the file is not of that form, is too short for one row, has another row length than asked for, or holds a
+    /// token outside the vocabulary of `vocab_size` ids.
+    pub fn read(
+        path: &Path,
+        tokenizer: Option<&Path>,
+        vocab_size: usize,
+        sequence_length: Option<usize>,
+    ) -> Result<Self> {
+        let rows = if path.extension().is_some_and(|extension| extension == "safetensors") {
+            let rows = read_token_file(path)?;
+            ensure!(
+                sequence_length.is_none_or(|asked| asked == rows.sequence_length),
+                "{}: has rows of {} tokens, and a sequence length of {} was asked for; leave that out for a file of \
+                 tokens",
+                path.display(),
+                rows.sequence_length,
+                sequence_length.unwrap_or_default()
+            );
+            rows
+        } else {
+            let documents = read_documents(path)?;
+            let tokens = TextEncoder::new(tokenizer, vocab_size)
+                .and_then(|encoder| encoder.encode(&documents))
+                .with_context(|| format!("{}: cannot be turned into tokens", path.display()))?;
+            Self::pack(tokens, sequence_length.unwrap_or(DEFAULT_SEQUENCE_LENGTH))
+                .with_context(|| format!("{}: cannot be cut into rows", path.display()))?
+        };
+        rows.check_vocabulary(vocab_size)
+            .with_context(|| format!("{}: does not fit the model", path.display()))?;
+        Ok(rows)
+    }
+
+    /// Token ids of one row.
+    ///
+    /// # Panics
+    /// If `index` is not below `rows`.
+    pub fn row(&self, index: usize) -> &[i64] {
+        &self.tokens[self.range(index)]
+    }
+
+    /// Labels of one row: the tokens themselves where there are no others.
+    ///
+    /// # Panics
+    /// If `index` is not below `rows`.
+    pub fn row_labels(&self, index: usize) -> &[i64] {
+        &self.labels.as_ref().unwrap_or(&self.tokens)[self.range(index)]
+    }
+
+    fn range(&self, index: usize) -> Range<usize> {
+        index * self.sequence_length..(index + 1) * self.sequence_length
+    }
+
+    fn pack(mut tokens: Vec<i64>, sequence_length: usize) -> Result<Self> {
+        ensure!(
+            sequence_length >= 2,
+            "the sequence length is {sequence_length}, expected at least 2: one token to predict from, one to predict"
+        );
+        let rows = tokens.len() / sequence_length;
+        ensure!(
+            rows > 0,
+            "the text has {} tokens, expected at least one row of {sequence_length}; give a longer text or a smaller \
+             sequence length",
+            tokens.len()
+        );
+        tokens.truncate(rows * sequence_length);
+        Ok(Self {
+            tokens,
+            labels: None,
+            sequence_length,
+            rows,
+            rows_per_step: None,
+        })
+    }
+
+    /// An id outside the vocabulary would be a read out of bounds in the embedding, far from the file at fault.
+    fn check_vocabulary(&self, vocab_size: usize) -> Result<()> {
+        let known = |id: i64| usize::try_from(id).is_ok_and(|id| id < vocab_size);
+        for index in 0..self.rows {
+            if let Some(id) = self.row(index).iter().find(|id| !known(**id)) {
+                anyhow::bail!(
+                    "row {index} holds the token id {id}, expected ids from 0 to {}",
+                    vocab_size - 1
+                );
+            }
+            if let Some(id) = self
+                .row_labels(index)
+                .iter()
+                .find(|id| **id != IGNORED_LABEL && !known(**id))
+            {
+                anyhow::bail!(
+                    "row {index} holds the label {id}, expected {IGNORED_LABEL} or ids from 0 to {}",
+                    vocab_size - 1
+                );
+            }
+        }
+        Ok(())
+    }
+}
