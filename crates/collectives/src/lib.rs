@@ -24,6 +24,7 @@
 mod buffer;
 pub mod collective;
 mod communicator;
+mod connect;
 mod element;
 pub mod environment;
 mod error;
@@ -41,6 +42,7 @@ mod world;
 pub use buffer::Buffer;
 pub use collective::{Collective, Counts};
 pub use communicator::{Communicator, Job};
+pub use connect::{Connection, connect};
 pub use element::{Element, ElementType, Elements, ElementsMut};
 pub use error::{Error, Result};
 pub use options::Options;

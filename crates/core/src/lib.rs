@@ -1,3 +1,49 @@
-//! TODO
+//! Distributed training for candle: change about four lines, start with `sconce launch`.
+//!
+//! This crate owns the [`Accelerator`] and everything around the training loop: configuration, data sharding,
+//! schedules, training-grade layers ([`nn`]). It knows nothing of the terminal.
+//!
+//! ```
+//! use candle_core::{DType, Device, Tensor};
+//! use candle_nn::Module;
+//! use sconce_core::{AdamW, DataLoader, LinearSchedule, TensorDataset, Weights};
+//!
+//! let acc = sconce_core::accelerator()?; // reads what `sconce launch` says
+//! let model = candle_nn::linear(3, 1, acc.var_builder(Weights::Random { seed: 1 })?)?;
+//! let data = TensorDataset::new(vec![Tensor::ones((8, 3), DType::F32, &Device::Cpu)?])?;
+//! let schedule = LinearSchedule { warmup_steps: 1, total_steps: 4 };
+//! let (mut optimizer, mut loader, mut scheduler) =
+//!     acc.prepare(AdamW::default(), DataLoader::new(data, 2), schedule)?;
+//! for batch in &mut loader {
+//!     let loss = model.forward(&batch?[0])?.sqr()?.mean_all()?;
+//!     acc.backward(&loss)?;
+//!     optimizer.step()?;
+//!     scheduler.step()?;
+//!     optimizer.zero_grad()?;
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
+#![deny(unsafe_code)]
+
+mod accelerator;
+mod accumulation;
+mod builder;
+pub mod data;
+pub mod environment;
+mod error;
+mod managed;
 pub mod nn;
+mod optimizer;
+pub mod schedule;
+mod tensors;
+
+pub use accelerator::Accelerator;
+pub use builder::{AcceleratorBuilder, accelerator};
+pub use data::{DataLoader, Dataset, PreparedLoader, TensorDataset};
+pub use error::{Error, Result};
+pub use optimizer::Optimizer;
+pub use schedule::{LinearSchedule, Schedule, Scheduler};
+
+pub use sconce_collectives::{Communicator, ReduceOp, World};
+pub use sconce_zero::{AdamW, DataParallel, OptimizerRule, Sgd, ShardingStrategy, WeightFiles, Weights};

@@ -95,6 +95,11 @@ impl Engine {
         Ok(VarBuilder::from_backend(Box::new(backend), dtype, device.clone()))
     }
 
+    /// Returns the group of all ranks.
+    pub fn communicator(&self) -> &Arc<dyn Communicator> {
+        &self.communicator
+    }
+
     /// Returns what is known of every parameter, in order of creation.
     pub fn parameters(&self) -> Vec<Arc<ParameterInfo>> {
         self.parameters

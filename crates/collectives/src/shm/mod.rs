@@ -27,6 +27,7 @@
 //! sockets (`descriptors`), so a crash leaks nothing and a stale segment cannot be opened.
 
 mod communicator;
+mod connect;
 mod descriptors;
 mod dispatch;
 mod failure;
@@ -43,6 +44,8 @@ mod split;
 mod staged;
 mod waiting;
 mod worker;
+
+pub use connect::connect;
 
 use crate::{Communicator, Error, Options, Result, single};
 use communicator::ShmCommunicator;

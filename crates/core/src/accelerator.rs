@@ -1,0 +1,178 @@
+//! The contract of an accelerator, and what every accelerator offers on top of it.
+
+use crate::accumulation::Accumulation;
+use crate::data::{DataLoader, Dataset, PreparedLoader};
+use crate::schedule::{Schedule, Scheduler};
+use crate::{Error, Optimizer, Result};
+use candle_core::{Device, Tensor};
+use candle_nn::VarBuilder;
+use sconce_collectives::{Communicator, ReduceOp, World};
+use sconce_zero::{OptimizerRule, Weights};
+use std::sync::Arc;
+
+/// One rank's entry to distributed training of one model.
+///
+/// All ranks call the same methods in the same order. The trait is object-safe; [`accelerator`](crate::accelerator)
+/// returns a box of the implementation that the configuration asks for.
+pub trait Accelerator: Send + Sync + std::fmt::Debug {
+    /// Returns this process's place among the ranks.
+    fn world(&self) -> &World;
+
+    /// Returns the group of all ranks.
+    fn communicator(&self) -> &Arc<dyn Communicator>;
+
+    /// Returns the device on which this rank computes.
+    fn device(&self) -> &Device;
+
+    /// Returns the seed from which this accelerator's shuffling derives.
+    fn seed(&self) -> u64;
+
+    /// Sets the seed, the same on all ranks; loaders prepared afterwards shuffle by it.
+    fn set_seed(&self, seed: u64);
+
+    /// Returns the state of gradient accumulation.
+    fn accumulation(&self) -> &Arc<Accumulation>;
+
+    /// Returns a `VarBuilder` whose tensors are managed parameters, in f32 on this rank's device.
+    ///
+    /// # Errors
+    /// When the source cannot be used.
+    fn var_builder(&self, weights: Weights) -> Result<VarBuilder<'static>>;
+
+    /// Binds an update rule to the parameters of the model, which has been built.
+    ///
+    /// # Errors
+    /// Bad settings, no model, or different models on different ranks.
+    fn prepare_optimizer(&self, rule: Box<dyn OptimizerRule>) -> Result<Optimizer>;
+
+    /// Back-propagates a loss of one element, divided by the number of accumulation steps.
+    ///
+    /// At the end of an accumulation window the gradients become the mean over all ranks.
+    ///
+    /// # Errors
+    /// A loss that is not one number, parameters that get no gradient, failures of candle and of the group.
+    fn backward(&self, loss: &Tensor) -> Result<()>;
+
+    /// Scales gradients so that their global L2 norm is at most `max_norm`; returns the norm before, or `None` inside
+    /// an accumulation window, where there is nothing to clip yet.
+    ///
+    /// # Errors
+    /// `max_norm` not above 0, or no optimizer.
+    fn clip_grad_norm(&self, max_norm: f64) -> Result<Option<f64>>;
+
+    /// Returns the model's parameters by name, with their current values.
+    fn state_dict(&self) -> Vec<(String, Tensor)>;
+}
+
+/// What every accelerator offers.
+///
+/// Tensor methods are collectives: all ranks call them.
+impl<'a> dyn Accelerator + 'a {
+    /// Prepares optimizer, data and schedule for this world.
+    ///
+    /// # Errors
+    /// As [`Accelerator::prepare_optimizer`]; [`Error::Loader`] when the data cannot serve this world.
+    pub fn prepare<D: Dataset, S: Schedule>(
+        &self,
+        rule: impl OptimizerRule + 'static,
+        loader: DataLoader<D>,
+        schedule: S,
+    ) -> Result<(Optimizer, PreparedLoader<D>, Scheduler<S>)> {
+        let optimizer = self.prepare_optimizer(Box::new(rule))?;
+        let loader = self.prepare_loader(loader)?;
+        let scheduler = Scheduler::new(schedule, &optimizer);
+        Ok((optimizer, loader, scheduler))
+    }
+
+    /// Shards a data loader over the ranks.
+    ///
+    /// # Errors
+    /// [`Error::Loader`] when the data cannot serve this world.
+    pub fn prepare_loader<D: Dataset>(&self, loader: DataLoader<D>) -> Result<PreparedLoader<D>> {
+        PreparedLoader::new(loader, self.world(), self.device(), self.seed(), Arc::clone(self.accumulation()))
+    }
+
+    /// Begins a micro-batch; call it first in the loop when gradients accumulate over several.
+    ///
+    /// Until the window's last micro-batch (and the loader's), `backward` keeps gradients on this rank, and `step`,
+    /// `zero_grad` and the scheduler do nothing.
+    pub fn accumulate(&self) {
+        self.accumulation().begin_micro_batch();
+    }
+
+    /// Says whether this micro-batch ends an accumulation window.
+    pub fn sync_gradients(&self) -> bool {
+        self.accumulation().synchronises()
+    }
+
+    /// Says whether this is rank 0.
+    pub fn is_main_process(&self) -> bool {
+        self.world().is_main()
+    }
+
+    /// Says whether this is the first rank of its host.
+    pub fn is_local_main_process(&self) -> bool {
+        self.world().is_local_main()
+    }
+
+    /// Returns when all ranks have called it.
+    ///
+    /// # Errors
+    /// When a rank is lost or late.
+    pub fn wait_for_everyone(&self) -> Result<()> {
+        Ok(self.communicator().barrier()?)
+    }
+
+    /// Prints one line, on rank 0 only.
+    pub fn print(&self, line: impl std::fmt::Display) {
+        if self.is_main_process() {
+            println!("{line}");
+        }
+    }
+
+    /// Returns all ranks' tensors joined along dimension 0; they have one shape (see `pad_across_processes`).
+    ///
+    /// # Errors
+    /// When shapes or dtypes differ, or the group fails.
+    pub fn gather(&self, tensor: &Tensor) -> Result<Tensor> {
+        Ok(self.communicator().all_gather_tensor(tensor)?)
+    }
+
+    /// Returns the reduction of all ranks' tensors, which have one shape.
+    ///
+    /// # Errors
+    /// When shapes or dtypes differ, or the group fails.
+    pub fn reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        Ok(self.communicator().all_reduce_tensor(tensor, op)?)
+    }
+
+    /// Returns rank `from`'s tensor; the others' give only shape and dtype.
+    ///
+    /// # Errors
+    /// When shapes or dtypes differ, `from` is no rank, or the group fails.
+    pub fn broadcast(&self, tensor: &Tensor, from: usize) -> Result<Tensor> {
+        Ok(self.communicator().broadcast_tensor(tensor, from)?)
+    }
+
+    /// Pads dimension `dim` with `value`, at its end, to the largest size that any rank has.
+    ///
+    /// # Errors
+    /// When the tensor has no such dimension, ranks' dtypes differ, or the group fails.
+    pub fn pad_across_processes(&self, tensor: &Tensor, dim: usize, value: f64) -> Result<Tensor> {
+        crate::tensors::pad_across_processes(&**self.communicator(), tensor, dim, value)
+    }
+}
+
+/// Refuses a call inside the loop before the accelerator knows where windows end.
+pub(crate) fn check_announced(accumulation: &Accumulation) -> Result<()> {
+    if accumulation.is_announced() {
+        return Ok(());
+    }
+    Err(Error::Order {
+        what: "backward",
+        hint: format!(
+            "gradients accumulate over {} micro-batches; call accelerator.accumulate() first in the loop",
+            accumulation.steps()
+        ),
+    })
+}

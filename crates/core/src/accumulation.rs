@@ -1,0 +1,78 @@
+//! Where a loop stands within its gradient accumulation window.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// The state of gradient accumulation, shared by accelerator, optimizer, scheduler and loader.
+///
+/// A window has `steps` micro-batches; the last batch of a loader ends it early.
+#[derive(Debug)]
+pub struct Accumulation {
+    steps: u64,
+    begun: AtomicU64,
+    last_of_loader: AtomicBool,
+    synchronises: AtomicBool,
+    announced: AtomicBool,
+}
+
+impl Accumulation {
+    /// Makes the state for windows of `steps` micro-batches.
+    pub fn new(steps: u64) -> Self {
+        Self {
+            steps: steps.max(1),
+            begun: AtomicU64::new(0),
+            last_of_loader: AtomicBool::new(false),
+            synchronises: AtomicBool::new(true),
+            announced: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the number of micro-batches in a window.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Says whether the current micro-batch ends its window.
+    pub fn synchronises(&self) -> bool {
+        self.synchronises.load(Relaxed)
+    }
+
+    pub(crate) fn begin_micro_batch(&self) {
+        let begun = if self.last_of_loader.load(Relaxed) {
+            // The window ends here; the next loader starts a new one.
+            self.begun.store(0, Relaxed);
+            self.steps
+        } else {
+            self.begun.fetch_add(1, Relaxed) + 1
+        };
+        self.synchronises.store(begun % self.steps == 0, Relaxed);
+        self.announced.store(true, Relaxed);
+    }
+
+    pub(crate) fn set_last_of_loader(&self, last: bool) {
+        self.last_of_loader.store(last, Relaxed);
+    }
+
+    pub(crate) fn is_announced(&self) -> bool {
+        self.steps == 1 || self.announced.load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Accumulation;
+
+    #[test]
+    fn every_nth_micro_batch_and_the_last_of_a_loader_end_a_window() {
+        let accumulation = Accumulation::new(3);
+        let mut flags = Vec::new();
+        for _epoch in 0..2 {
+            for batch in 0..5 {
+                accumulation.set_last_of_loader(batch == 4);
+                accumulation.begin_micro_batch();
+                flags.push(accumulation.synchronises());
+            }
+        }
+        let epoch = [false, false, true, false, true];
+        assert_eq!(flags, [epoch, epoch].concat());
+    }
+}

@@ -1,0 +1,53 @@
+//! The one error type of this crate.
+
+/// A result whose error is [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong in a training loop.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A setting, from code or from the environment, cannot be used.
+    #[error("{setting}={value:?}: {expected}")]
+    Setting {
+        /// Its name: an environment variable, or a method of the builder.
+        setting: &'static str,
+        /// Its value.
+        value: String,
+        /// What was expected, and what to do.
+        expected: String,
+    },
+    /// A data loader cannot serve this world.
+    #[error("data loader: {reason}")]
+    Loader {
+        /// What does not fit, and what to do.
+        reason: String,
+    },
+    /// A data set failed to make a batch.
+    #[error("data set, batch {batch} of epoch {epoch}: {source}")]
+    Dataset {
+        /// The batch's number on this rank, from 0.
+        batch: usize,
+        /// The epoch, from 0.
+        epoch: u64,
+        /// The data set's own error.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A call came at the wrong time.
+    #[error("{what}: {hint}")]
+    Order {
+        /// What was called.
+        what: &'static str,
+        /// What must come first.
+        hint: String,
+    },
+    /// Managed state failed.
+    #[error(transparent)]
+    Zero(#[from] sconce_zero::Error),
+    /// Ranks could not exchange data.
+    #[error(transparent)]
+    Collectives(#[from] sconce_collectives::Error),
+    /// candle refused a tensor operation.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}

@@ -1,0 +1,97 @@
+//! The accelerator over `sconce-zero`'s engine: one device or many ranks, by the engine's strategy.
+
+use crate::accelerator::check_announced;
+use crate::accumulation::Accumulation;
+use crate::{Accelerator, Optimizer, Result};
+use candle_core::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
+use sconce_collectives::{Communicator, Connection, World};
+use sconce_zero::{Engine, OptimizerRule, Weights};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// An accelerator whose parameters are managed by an [`Engine`].
+#[derive(Debug)]
+pub(crate) struct ManagedAccelerator {
+    world: World,
+    engine: Arc<Engine>,
+    device: Device,
+    seed: AtomicU64,
+    accumulation: Arc<Accumulation>,
+    /// Last, so that the store outlives the group.
+    _connection: Option<Connection>,
+}
+
+impl ManagedAccelerator {
+    pub(crate) fn new(
+        world: World,
+        connection: Option<Connection>,
+        engine: Engine,
+        device: Device,
+        seed: u64,
+        accumulation: Accumulation,
+    ) -> Self {
+        Self {
+            world,
+            engine: Arc::new(engine),
+            device,
+            seed: AtomicU64::new(seed),
+            accumulation: Arc::new(accumulation),
+            _connection: connection,
+        }
+    }
+}
+
+impl Accelerator for ManagedAccelerator {
+    fn world(&self) -> &World {
+        &self.world
+    }
+
+    fn communicator(&self) -> &Arc<dyn Communicator> {
+        self.engine.communicator()
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn seed(&self) -> u64 {
+        self.seed.load(Relaxed)
+    }
+
+    fn set_seed(&self, seed: u64) {
+        self.seed.store(seed, Relaxed);
+    }
+
+    fn accumulation(&self) -> &Arc<Accumulation> {
+        &self.accumulation
+    }
+
+    fn var_builder(&self, weights: Weights) -> Result<VarBuilder<'static>> {
+        Ok(self.engine.var_builder(weights, DType::F32, &self.device)?)
+    }
+
+    fn prepare_optimizer(&self, rule: Box<dyn OptimizerRule>) -> Result<Optimizer> {
+        let learning_rate = rule.base_learning_rate();
+        self.engine.set_optimizer(rule)?;
+        Ok(Optimizer::new(Arc::clone(&self.engine), Arc::clone(&self.accumulation), learning_rate))
+    }
+
+    fn backward(&self, loss: &Tensor) -> Result<()> {
+        check_announced(&self.accumulation)?;
+        let steps = self.accumulation.steps();
+        let scaled = if steps == 1 { loss.clone() } else { (loss / steps as f64)? };
+        Ok(self.engine.backward(&scaled, self.accumulation.synchronises())?)
+    }
+
+    fn clip_grad_norm(&self, max_norm: f64) -> Result<Option<f64>> {
+        if !self.accumulation.synchronises() {
+            return Ok(None);
+        }
+        Ok(Some(self.engine.clip_grad_norm(max_norm)?))
+    }
+
+    fn state_dict(&self) -> Vec<(String, Tensor)> {
+        self.engine.tensors()
+    }
+}

@@ -1,0 +1,83 @@
+//! The optimizer as the loop sees it: it steps when an accumulation window ends.
+
+use crate::accumulation::Accumulation;
+use crate::Result;
+use sconce_zero::Engine;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A prepared optimizer.
+#[derive(Debug)]
+pub struct Optimizer {
+    engine: Arc<Engine>,
+    accumulation: Arc<Accumulation>,
+    learning_rate: Arc<LearningRate>,
+}
+
+/// A learning rate that optimizer and scheduler share.
+#[derive(Debug)]
+pub(crate) struct LearningRate {
+    base: f64,
+    current: AtomicU64,
+}
+
+impl LearningRate {
+    pub(crate) fn base(&self) -> f64 {
+        self.base
+    }
+
+    pub(crate) fn get(&self) -> f64 {
+        f64::from_bits(self.current.load(Relaxed))
+    }
+
+    pub(crate) fn set(&self, value: f64) {
+        self.current.store(value.to_bits(), Relaxed);
+    }
+}
+
+impl Optimizer {
+    pub(crate) fn new(engine: Arc<Engine>, accumulation: Arc<Accumulation>, base: f64) -> Self {
+        let learning_rate = Arc::new(LearningRate { base, current: AtomicU64::new(base.to_bits()) });
+        Self { engine, accumulation, learning_rate }
+    }
+
+    /// Updates the parameters; does nothing inside an accumulation window.
+    ///
+    /// # Errors
+    /// When no backward has run, or the last one failed.
+    pub fn step(&mut self) -> Result<()> {
+        if self.accumulation.synchronises() {
+            self.engine.step(self.learning_rate.get())?;
+        }
+        Ok(())
+    }
+
+    /// Forgets the gradients; does nothing inside an accumulation window.
+    ///
+    /// # Errors
+    /// None in this version.
+    pub fn zero_grad(&mut self) -> Result<()> {
+        if self.accumulation.synchronises() {
+            self.engine.zero_grad();
+        }
+        Ok(())
+    }
+
+    /// Returns the learning rate of the next step.
+    pub fn learning_rate(&self) -> f64 {
+        self.learning_rate.get()
+    }
+
+    /// Sets the learning rate of the next step; a scheduler overwrites it when it steps.
+    pub fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.learning_rate.set(learning_rate);
+    }
+
+    pub(crate) fn shared_learning_rate(&self) -> Arc<LearningRate> {
+        Arc::clone(&self.learning_rate)
+    }
+
+    pub(crate) fn shared_accumulation(&self) -> Arc<Accumulation> {
+        Arc::clone(&self.accumulation)
+    }
+}
