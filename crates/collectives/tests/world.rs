@@ -231,6 +231,12 @@ fn what_is_needed_and_missing_is_named() {
             "OMPI_COMM_WORLD_LOCAL_RANK",
         ),
         ("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=0", "MPI_LOCALNRANKS"),
+        // The step is not of these ranks: somebody started eight in a step of two.
+        (
+            "RANK=5 WORLD_SIZE=8 MASTER_ADDR=node1 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_NODEID=1 \
+             SLURM_STEP_TASKS_PER_NODE=1(x2)",
+            "LOCAL_RANK",
+        ),
         // `mpirun --map-by node`: ranks 0 and 2 on one host, 1 and 3 on the other.
         (
             "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2",

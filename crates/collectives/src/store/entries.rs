@@ -21,6 +21,7 @@ pub(super) struct Entries {
     state: Mutex<State>,
     most_bytes: usize,
     most_keys: usize,
+    look_interval: Duration,
 }
 
 #[derive(Default)]
@@ -61,6 +62,7 @@ impl Entries {
             state: Mutex::default(),
             most_bytes: MOST_BYTES,
             most_keys: MOST_KEYS,
+            look_interval: LOOK_INTERVAL,
         }
     }
 
@@ -141,7 +143,7 @@ impl Entries {
         let waiting = state.waiting.entry(key.to_vec()).or_default();
         waiting.count += 1;
         let set = waiting.set.clone();
-        let (mut state, end) = sleep_until(state, &set, deadline, is_client_there, |state| {
+        let (mut state, end) = self.sleep_until(state, &set, deadline, is_client_there, |state| {
             state.values.get(key).map(|value| Response::Value(value.clone()))
         });
         if let Some(waiting) = state.waiting.get_mut(key) {
@@ -198,7 +200,7 @@ impl Entries {
             return Ok(Response::Done);
         }
         // A round with somebody in it is removed only when it is complete.
-        let (mut state, end) = sleep_until(guard, &complete, deadline, is_client_there, |state| {
+        let (mut state, end) = self.sleep_until(guard, &complete, deadline, is_client_there, |state| {
             let still_open = state.rounds.get(name).is_some_and(|round| round.number == number);
             (!still_open).then_some(Response::Done)
         });
@@ -242,6 +244,42 @@ impl Entries {
         Ok(())
     }
 
+    /// Sleeps until `come` finds what it looks for. What has come counts even if the deadline passed or the store closes:
+    /// the last barrier of a run must end well for every rank although the host of the store leaves right after it.
+    fn sleep_until<'a>(
+        &self,
+        mut state: MutexGuard<'a, State>,
+        change: &Condvar,
+        deadline: Instant,
+        is_client_there: impl Fn() -> bool,
+        come: impl Fn(&State) -> Option<Response>,
+    ) -> (MutexGuard<'a, State>, End) {
+        let mut next_look = Instant::now() + self.look_interval;
+        loop {
+            if let Some(response) = come(&state) {
+                return (state, End::Come(response));
+            }
+            let now = Instant::now();
+            if state.closed {
+                return (state, End::Abandoned);
+            }
+            if now >= deadline {
+                return (state, End::TimedOut);
+            }
+            if now >= next_look {
+                if !is_client_there() {
+                    return (state, End::Abandoned);
+                }
+                next_look = now + self.look_interval;
+            }
+            let pause = deadline.min(next_look).saturating_duration_since(now);
+            state = change
+                .wait_timeout(state, pause)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every change is complete before anything that could panic, so a poisoned state is a sound one.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -252,41 +290,6 @@ enum End {
     Come(Response),
     TimedOut,
     Abandoned,
-}
-
-/// Sleeps until `come` finds what it looks for. What has come counts even if the deadline passed or the store closes:
-/// the last barrier of a run must end well for every rank although the host of the store leaves right after it.
-fn sleep_until<'a>(
-    mut state: MutexGuard<'a, State>,
-    change: &Condvar,
-    deadline: Instant,
-    is_client_there: impl Fn() -> bool,
-    come: impl Fn(&State) -> Option<Response>,
-) -> (MutexGuard<'a, State>, End) {
-    let mut next_look = Instant::now() + LOOK_INTERVAL;
-    loop {
-        if let Some(response) = come(&state) {
-            return (state, End::Come(response));
-        }
-        let now = Instant::now();
-        if state.closed {
-            return (state, End::Abandoned);
-        }
-        if now >= deadline {
-            return (state, End::TimedOut);
-        }
-        if now >= next_look {
-            if !is_client_there() {
-                return (state, End::Abandoned);
-            }
-            next_look = now + LOOK_INTERVAL;
-        }
-        let pause = deadline.min(next_look).saturating_duration_since(now);
-        state = change
-            .wait_timeout(state, pause)
-            .unwrap_or_else(PoisonError::into_inner)
-            .0;
-    }
 }
 
 #[cfg(test)]
@@ -338,6 +341,29 @@ mod tests {
         assert!(entries.barrier(b"name", 2, far, || false).is_err());
         let state = entries.lock();
         assert!(state.waiting.is_empty() && state.rounds.is_empty());
+    }
+
+    #[test]
+    fn a_change_wakes_those_that_wait_for_it() {
+        let entries = Entries {
+            look_interval: Duration::from_secs(3600),
+            ..Entries::new()
+        };
+        let far = Instant::now() + Duration::from_secs(30);
+        std::thread::scope(|scope| {
+            let key = scope.spawn(|| entries.wait(b"key", far, || true));
+            let barrier = scope.spawn(|| entries.barrier(b"name", 2, far, || true));
+            let left = scope.spawn(|| entries.wait(b"never", far, || true));
+            while entries.lock().waiting.len() < 2 || entries.lock().rounds.is_empty() {
+                std::thread::yield_now();
+            }
+            assert_eq!(entries.set(b"key", b"x"), Response::Done);
+            assert_eq!(key.join().unwrap().ok(), Some(Response::Value(Arc::new(b"x".to_vec()))));
+            assert_eq!(entries.barrier(b"name", 2, far, || true).ok(), Some(Response::Done));
+            assert_eq!(barrier.join().unwrap().ok(), Some(Response::Done));
+            entries.close();
+            assert!(left.join().unwrap().is_err());
+        });
     }
 
     #[test]

@@ -65,26 +65,26 @@ impl<'a> Request<'a> {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut frame = Vec::new();
         match *self {
-            Request::Set { key, value } => {
+            Self::Set { key, value } => {
                 frame.push(1);
                 push(&mut frame, key);
                 push(&mut frame, value);
             }
-            Request::Get { key } => {
+            Self::Get { key } => {
                 frame.push(2);
                 push(&mut frame, key);
             }
-            Request::Wait { key, milliseconds } => {
+            Self::Wait { key, milliseconds } => {
                 frame.push(3);
                 push(&mut frame, key);
                 frame.extend(milliseconds.to_le_bytes());
             }
-            Request::Add { key, amount } => {
+            Self::Add { key, amount } => {
                 frame.push(4);
                 push(&mut frame, key);
                 frame.extend(amount.to_le_bytes());
             }
-            Request::CompareAndSet { key, expected, value } => {
+            Self::CompareAndSet { key, expected, value } => {
                 frame.push(5);
                 push(&mut frame, key);
                 frame.push(expected.is_some().into());
@@ -93,11 +93,11 @@ impl<'a> Request<'a> {
                 }
                 push(&mut frame, value);
             }
-            Request::Delete { key } => {
+            Self::Delete { key } => {
                 frame.push(6);
                 push(&mut frame, key);
             }
-            Request::Barrier {
+            Self::Barrier {
                 name,
                 size,
                 milliseconds,
@@ -117,16 +117,16 @@ impl<'a> Request<'a> {
     pub(super) fn decode(frame: &'a [u8]) -> Result<Self, &'static str> {
         let mut fields = Fields { rest: frame };
         let request = match fields.byte()? {
-            1 => Request::Set {
+            1 => Self::Set {
                 key: fields.key()?,
                 value: fields.value()?,
             },
-            2 => Request::Get { key: fields.key()? },
-            3 => Request::Wait {
+            2 => Self::Get { key: fields.key()? },
+            3 => Self::Wait {
                 key: fields.key()?,
                 milliseconds: u64::from_le_bytes(fields.array()?),
             },
-            4 => Request::Add {
+            4 => Self::Add {
                 key: fields.key()?,
                 amount: i64::from_le_bytes(fields.array()?),
             },
@@ -137,14 +137,14 @@ impl<'a> Request<'a> {
                     1 => Some(fields.value()?),
                     _ => return Err("a flag that is neither 0 nor 1"),
                 };
-                Request::CompareAndSet {
+                Self::CompareAndSet {
                     key,
                     expected,
                     value: fields.value()?,
                 }
             }
-            6 => Request::Delete { key: fields.key()? },
-            7 => Request::Barrier {
+            6 => Self::Delete { key: fields.key()? },
+            7 => Self::Barrier {
                 name: fields.key()?,
                 size: u64::from_le_bytes(fields.array()?),
                 milliseconds: u64::from_le_bytes(fields.array()?),
@@ -160,13 +160,13 @@ impl Response {
     /// Writes the response as one frame, without copying a value.
     pub(super) fn write(&self, stream: &TcpStream) -> io::Result<()> {
         match self {
-            Response::Done => write_frame(stream, &[0], &[]),
-            Response::Value(value) => write_frame(stream, &[1], value),
-            Response::Absent => write_frame(stream, &[2], &[]),
-            Response::Integer(value) => write_frame(stream, &[3], &value.to_le_bytes()),
-            Response::Flag(flag) => write_frame(stream, &[4], &[u8::from(*flag)]),
-            Response::TimedOut { came } => write_frame(stream, &[5], &came.to_le_bytes()),
-            Response::Refused(reason) => write_frame(stream, &[6], reason.as_bytes()),
+            Self::Done => write_frame(stream, &[0], &[]),
+            Self::Value(value) => write_frame(stream, &[1], value),
+            Self::Absent => write_frame(stream, &[2], &[]),
+            Self::Integer(value) => write_frame(stream, &[3], &value.to_le_bytes()),
+            Self::Flag(flag) => write_frame(stream, &[4], &[u8::from(*flag)]),
+            Self::TimedOut { came } => write_frame(stream, &[5], &came.to_le_bytes()),
+            Self::Refused(reason) => write_frame(stream, &[6], reason.as_bytes()),
         }
     }
 
@@ -176,18 +176,18 @@ impl Response {
     pub(super) fn decode(mut frame: Vec<u8>) -> Result<Self, &'static str> {
         let mut fields = Fields { rest: &frame };
         let response = match fields.byte()? {
-            0 => Response::Done,
+            0 => Self::Done,
             1 => {
                 frame.remove(0);
-                return Ok(Response::Value(Arc::new(frame)));
+                return Ok(Self::Value(Arc::new(frame)));
             }
-            2 => Response::Absent,
-            3 => Response::Integer(i64::from_le_bytes(fields.array()?)),
-            4 => Response::Flag(fields.byte()? != 0),
-            5 => Response::TimedOut {
+            2 => Self::Absent,
+            3 => Self::Integer(i64::from_le_bytes(fields.array()?)),
+            4 => Self::Flag(fields.byte()? != 0),
+            5 => Self::TimedOut {
                 came: u64::from_le_bytes(fields.array()?),
             },
-            6 => return Ok(Response::Refused(String::from_utf8_lossy(fields.rest).into_owned())),
+            6 => return Ok(Self::Refused(String::from_utf8_lossy(fields.rest).into_owned())),
             _ => return Err("an unknown response"),
         };
         fields.end()?;
