@@ -41,6 +41,7 @@ mod exponential;
 mod heads;
 mod lanes;
 mod layer_norm;
+#[allow(unsafe_code, reason = "gemm takes raw pointers; the module page has the proof")]
 mod matrix_product;
 mod rms_norm;
 mod rotary;
