@@ -109,7 +109,8 @@ pub(super) fn composition_dtype(dtype: DType) -> DType {
 ///
 /// # Errors
 ///
-/// Fails when the layout is not row-major or the storage holds another element type.
+/// Fails when the layout is not row-major, or the storage holds another element type or too few
+/// elements: those of a sharded parameter are away while its unit does not run.
 pub(super) fn dense<'a, T: Element>(
     operation: &'static str,
     storage: &'a CpuStorage,
@@ -118,7 +119,24 @@ pub(super) fn dense<'a, T: Element>(
     let Some((start, end)) = layout.contiguous_offsets() else {
         return Err(candle_core::Error::RequiresContiguous { op: operation }.bt());
     };
-    Ok(&T::cpu_storage_as_slice(storage)?[start..end])
+    let elements = T::cpu_storage_as_slice(storage)?;
+    expect_resident(operation, elements, end, layout)?;
+    Ok(&elements[start..end])
+}
+
+/// # Errors
+///
+/// Fails when a storage does not reach to `end`, where the layout does.
+pub(super) fn expect_resident<T: Element>(operation: &str, elements: &[T], end: usize, layout: &Layout) -> Result<()> {
+    if end > elements.len() {
+        candle_core::bail!(
+            "{operation}: expected a storage of at least {end} elements for a tensor {:?}, got {}; \
+             a sharded parameter can only be used while its unit is gathered",
+            layout.dims(),
+            elements.len()
+        );
+    }
+    Ok(())
 }
 
 /// A read lock on a CPU tensor's storage.

@@ -1,5 +1,6 @@
-//! Token embedding. `candle_nn::Embedding` has a backward, but one that is serial, and it does not
-//! say which token id is out of range.
+//! Token embedding. `candle_nn::Embedding` has a backward, but one that adds up a bf16 table's gradient
+//! in bf16, where the many small terms of a frequent token are lost; and it does not say which token id
+//! is out of range.
 
 use std::sync::Arc;
 

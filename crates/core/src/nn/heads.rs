@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use candle_core::{CpuStorage, Layout, Result, Tensor};
 
-use super::element::{CpuTensor, Element};
+use super::element::{CpuTensor, Element, expect_resident};
 
 /// Makes the elements of a row adjacent in memory, by a copy where they are not.
 pub(super) fn with_adjacent_elements(xs: &Tensor) -> Result<Tensor> {
@@ -33,7 +33,7 @@ impl<'a, T: Element> Heads<'a, T> {
     /// # Errors
     ///
     /// Fails when the layout has not four dimensions, its rows are not adjacent elements, or the
-    /// storage holds another element type.
+    /// storage holds another element type or too few elements.
     pub(super) fn new(operation: &'static str, storage: &'a CpuStorage, layout: &Layout) -> Result<Self> {
         let (&[_, heads, sequence, size], &[batch_stride, head_stride, row_stride, element_stride]) =
             (layout.dims(), layout.stride())
@@ -43,8 +43,18 @@ impl<'a, T: Element> Heads<'a, T> {
         if size > 1 && element_stride != 1 {
             return Err(candle_core::Error::RequiresContiguous { op: operation }.bt());
         }
+        let elements = T::cpu_storage_as_slice(storage)?;
+        if layout.shape().elem_count() > 0 {
+            let last = layout
+                .dims()
+                .iter()
+                .zip(layout.stride())
+                .map(|(size, stride)| (size - 1) * stride);
+            let end = layout.start_offset() + last.sum::<usize>() + 1;
+            expect_resident(operation, elements, end, layout)?;
+        }
         Ok(Self {
-            elements: T::cpu_storage_as_slice(storage)?,
+            elements,
             start: layout.start_offset(),
             strides: [batch_stride, head_stride, row_stride],
             heads,

@@ -1,7 +1,9 @@
+//! Causal attention against the textbook formula, for whole, grouped and strided heads.
+
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use sconce_core::nn::causal_attention;
 
-use crate::oracle::{check, check_large, error, numbers, values};
+use crate::oracle::{check, check_large, error, numbers, run, values};
 use crate::rotary::permuted;
 
 const SCALE: f64 = 0.4;
@@ -171,13 +173,17 @@ fn what_comes_later_has_no_influence() {
         size: 4,
     };
     let inputs = sizes.inputs().map(|x| x.to_dtype(DType::F32).unwrap());
-    let poisoned = |x: &Tensor| {
-        let poison = Tensor::full(f32::NAN, (1, x.dims()[1], 1, 4), &Device::Cpu).unwrap();
-        Tensor::cat(&[&x.narrow(2, 0, 69).unwrap(), &poison], 2).unwrap()
-    };
-    let clean = numbers(&attend(&inputs).unwrap().narrow(2, 0, 64).unwrap());
-    let dirty = [inputs[0].clone(), poisoned(&inputs[1]), poisoned(&inputs[2])];
-    assert_eq!(numbers(&attend(&dirty).unwrap().narrow(2, 0, 64).unwrap()), clean);
+    let clean = attend(&inputs).unwrap();
+    for position in [1, 63, 64, 69] {
+        let changed = |x: &Tensor| {
+            let after = (x.narrow(2, position, 70 - position).unwrap() * 10.0).unwrap();
+            Tensor::cat(&[&x.narrow(2, 0, position).unwrap(), &after], 2).unwrap()
+        };
+        let dirty = attend(&[inputs[0].clone(), changed(&inputs[1]), changed(&inputs[2])]).unwrap();
+        let before = |x: &Tensor| numbers(&x.narrow(2, 0, position).unwrap());
+        assert_eq!(before(&dirty), before(&clean), "{position}");
+        assert_ne!(numbers(&dirty), numbers(&clean));
+    }
 }
 
 #[test]
@@ -202,6 +208,23 @@ fn frozen_keys_get_no_gradient() {
 }
 
 #[test]
+fn empty_attention_stays_empty() {
+    for (batch, sequence, size) in [(0, 2, 2), (2, 0, 2), (2, 2, 0)] {
+        let sizes = Sizes {
+            batch,
+            heads: 2,
+            kv_heads: 1,
+            sequence,
+            size,
+        };
+        for dtype in [DType::F32, DType::F64] {
+            let outcome = run(attend, &sizes.inputs(), dtype);
+            assert_eq!(outcome.result.dims(), [batch, 2, sequence, size]);
+        }
+    }
+}
+
+#[test]
 fn attention_names_the_shapes_that_do_not_fit() {
     let (q, kv) = (values(&[1, 4, 5, 2], 1), values(&[1, 3, 5, 2], 1));
     let message = error(causal_attention(&q, &kv, &kv, 1.0));
@@ -217,6 +240,12 @@ fn attention_names_the_shapes_that_do_not_fit() {
     let message = error(causal_attention(&q, &q, &q.to_dtype(DType::F32).unwrap(), 1.0));
     assert!(
         message.contains("expected v to have the dtype of q, F64, got F32"),
+        "{message}"
+    );
+    let integers = Tensor::zeros((1, 1, 2, 2), DType::U32, &Device::Cpu).unwrap();
+    let message = error(causal_attention(&integers, &integers, &integers, 1.0));
+    assert!(
+        message.contains("expected q to hold floating-point numbers, got U32"),
         "{message}"
     );
     let flat = values(&[4, 5, 2], 1);

@@ -1,3 +1,5 @@
+//! The loss against its definition, and its treatment of labels that do not count or do not exist.
+
 use candle_core::{DType, Device, Result, Tensor, Var};
 use sconce_core::nn::cross_entropy;
 

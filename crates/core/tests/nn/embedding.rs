@@ -1,3 +1,5 @@
+//! Lookup and scatter-add, and ids that are out of range.
+
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use sconce_core::nn::{Embedding, embedding};

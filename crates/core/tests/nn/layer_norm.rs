@@ -1,3 +1,5 @@
+//! Layer normalisation with and without a bias.
+
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use sconce_core::nn::{LayerNorm, layer_norm};

@@ -1,4 +1,6 @@
-use candle_core::{DType, Device, Module, Tensor, Var};
+//! Root-mean-square normalisation; what holds for any op with parameters is tested here too.
+
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Module, Result, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use sconce_core::nn::{RmsNorm, rms_norm};
 
@@ -82,4 +84,31 @@ fn rms_norm_names_the_shape_or_dtype_that_does_not_fit() {
     );
     let message = error(layer.forward(&values(&[2, 4], 9).to_dtype(DType::F32).unwrap()));
     assert!(message.contains("dtype of weight, F64, got F32"), "{message}");
+}
+
+/// Takes the elements away, as sharding does between uses of a parameter.
+struct Release;
+
+impl InplaceOp1 for Release {
+    fn name(&self) -> &'static str {
+        "release"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
+        *storage = CpuStorage::F32(Vec::new());
+        Ok(())
+    }
+}
+
+#[test]
+fn a_released_parameter_is_an_error_not_a_wrong_result() {
+    let weight = values(&[4], 10).to_dtype(DType::F32).unwrap();
+    let xs = values(&[2, 4], 11).to_dtype(DType::F32).unwrap();
+    let layer = RmsNorm::new(weight.clone(), EPS);
+    weight.inplace_op1(&Release).unwrap();
+    let message = error(layer.forward(&xs));
+    assert!(
+        message.contains("rms_norm: expected a storage of at least 4 elements"),
+        "{message}"
+    );
 }

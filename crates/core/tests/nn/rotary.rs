@@ -1,3 +1,5 @@
+//! Rotation in the convention of Hugging Face's Llama, for whole sequences and single steps.
+
 use candle_core::{DType, Device, Tensor};
 use sconce_core::nn::RotaryEmbedding;
 

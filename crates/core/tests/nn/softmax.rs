@@ -1,3 +1,5 @@
+//! Softmax over the last dimension, to the ends of the range.
+
 use candle_core::{D, DType, Device, Tensor};
 use sconce_core::nn::softmax;
 

@@ -1,3 +1,5 @@
+//! The gated activation, for whole tensors and halves of one projection.
+
 use candle_core::{DType, Device, Tensor};
 use sconce_core::nn::swiglu;
 
