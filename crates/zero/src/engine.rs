@@ -315,34 +315,39 @@ impl Engine {
         Ok(())
     }
 
-    /// Compares names and shapes with rank 0's.
+    /// Compares names and shapes with rank 0's; all ranks report the first rank that differs.
     fn check_same_model(&self, parameters: &[Parameter]) -> Result<()> {
         let ours: Vec<String> = parameters.iter().map(|parameter| parameter.info.describe()).collect();
-        let mut text = ours.join("\n").into_bytes();
-        let mut length = [text.len() as i64];
-        self.communicator.broadcast(&mut length, 0)?;
-        text.resize(length[0] as usize, 0);
-        self.communicator.broadcast(&mut text, 0)?;
-        let text = String::from_utf8_lossy(&text);
-        let theirs: Vec<&str> = text.split('\n').collect();
-        let differs = |number: &usize| ours.get(*number).map(String::as_str) != theirs.get(*number).copied();
-        let number = (0..ours.len().max(theirs.len())).find(differs);
-        let mut found = [number.map_or(-1, |number| number as i64)];
-        let own = found[0];
-        self.communicator.all_reduce(&mut found, ReduceOp::Max)?;
-        if found[0] < 0 {
+        let text = self.broadcast_text(&ours.join("\n"), 0)?;
+        let expected: Vec<&str> = text.split('\n').collect();
+        let differs = |number: &usize| ours.get(*number).map(String::as_str) != expected.get(*number).copied();
+        let number = (0..ours.len().max(expected.len())).find(differs);
+        let mut numbers = vec![-1; self.communicator.size()];
+        let own = number.map_or(-1, |number| number as i64);
+        self.communicator.all_gather(&[own], &mut numbers)?;
+        let Some(rank) = numbers.iter().position(|number| *number >= 0) else {
             return Ok(());
-        }
-        let number = usize::try_from(own).unwrap_or(found[0] as usize);
+        };
+        let number = numbers[rank] as usize;
         Err(Error::DifferentModels {
-            rank: self.communicator.rank(),
+            rank,
             number,
-            ours: ours.get(number).map_or("nothing", String::as_str).to_owned(),
-            theirs: theirs.get(number).copied().unwrap_or("nothing").to_owned(),
+            found: self.broadcast_text(ours.get(number).map_or("nothing", String::as_str), rank)?,
+            expected: expected.get(number).copied().unwrap_or("nothing").to_owned(),
         })
     }
 
     /// Gives all ranks rank 0's values.
+    /// Returns the text of rank `root`.
+    fn broadcast_text(&self, text: &str, root: usize) -> Result<String> {
+        let mut bytes = text.as_bytes().to_vec();
+        let mut length = [bytes.len() as i64];
+        self.communicator.broadcast(&mut length, root)?;
+        bytes.resize(length[0] as usize, 0);
+        self.communicator.broadcast(&mut bytes, root)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
     fn synchronise_values(&self, parameters: &[Parameter]) -> Result<()> {
         for parameter in parameters {
             with_taken(&[&parameter.tensor], |values| {
