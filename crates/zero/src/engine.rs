@@ -133,6 +133,7 @@ impl Engine {
         }
         self.check_placements(&parameters)?;
         self.check_same_model(&parameters)?;
+        self.parameters.seal();
         self.synchronise_values(&parameters)?;
         *self.optimizer() = Some(Optimizer {
             rule,
@@ -253,6 +254,7 @@ impl Engine {
         let mut rest: Vec<usize> = (0..parameters.len()).filter(|number| !order.contains(number)).collect();
         if !self.options.find_unused_parameters {
             self.fail_for_unused(&rest)?;
+        self.parameters.seal();
         }
         rest.sort_by(|a, b| parameters[*a].info.name.cmp(&parameters[*b].info.name));
         order.extend(rest);

@@ -49,6 +49,15 @@ pub enum Error {
         /// Dtype and shape asked for now.
         second: String,
     },
+    /// A parameter is created when the model was already in use.
+    #[error(
+        "parameter {name:?} is created after the optimizer was set or after the first backward; build the whole model \
+         first"
+    )]
+    LateParameter {
+        /// The parameter.
+        name: String,
+    },
     /// The dtype of a trained parameter is not supported.
     #[error("parameter {name:?} is {dtype}; managed parameters are f32 in this version")]
     UnsupportedDtype {
