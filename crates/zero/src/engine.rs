@@ -12,7 +12,7 @@ use crate::{
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use rayon::prelude::*;
-use sconce_collectives::{Communicator, ReduceOp};
+use sconce_collectives::Communicator;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Stack for the backward pass: candle's backward recurses over the graph, some 200 bytes to a few KiB a node.
@@ -60,9 +60,8 @@ pub struct Engine {
 #[derive(Debug)]
 struct Optimizer {
     rule: Box<dyn OptimizerRule>,
-    steps: u64,
-    /// Set by clipping, used by the next step.
-    gradient_scale: f32,
+    /// How often each parameter has been updated.
+    steps: Vec<u64>,
     /// Per bucket, one flat array per state name.
     state: Vec<[Vec<f32>; StateSlices::MOST]>,
 }
@@ -133,12 +132,11 @@ impl Engine {
         }
         self.check_placements(&parameters)?;
         self.check_same_model(&parameters)?;
-        self.parameters.seal();
         self.synchronise_values(&parameters)?;
+        self.parameters.seal();
         *self.optimizer() = Some(Optimizer {
             rule,
-            steps: 0,
-            gradient_scale: 1.0,
+            steps: vec![0; parameters.len()],
             state: Vec::new(),
         });
         Ok(())
@@ -161,18 +159,20 @@ impl Engine {
             self.backward_here(loss, synchronise)
         });
         if let Err(error) = &outcome {
+            self.gradients.fail();
             // Peers may wait for buckets that will never come.
             self.communicator.abort(&error.to_string());
         }
         outcome
     }
 
-    /// Scales gradients in the next step so that their global norm is at most `max_norm`; returns the norm before.
+    /// Scales the gradients held so that their global norm is at most `max_norm`; returns the norm before.
     ///
-    /// The factor is `min(1, max_norm / (norm + 1e-6))`, as in PyTorch.
+    /// The factor is `min(1, max_norm / (norm + 1e-6))`, as in PyTorch; a norm that is not a number makes all gradients
+    /// not a number.
     ///
     /// # Errors
-    /// [`Error::Order`] before an optimizer is set, [`Error::Setting`] when `max_norm` is not above 0.
+    /// [`Error::Order`] after a failed backward, [`Error::Setting`] when `max_norm` is not above 0.
     pub fn clip_grad_norm(&self, max_norm: f64) -> Result<f64> {
         if max_norm.is_nan() || max_norm <= 0.0 {
             return Err(Error::Setting {
@@ -182,10 +182,10 @@ impl Engine {
             });
         }
         let norm = self.grad_norm()?;
-        with_optimizer(&mut self.optimizer(), |optimizer| {
-            optimizer.gradient_scale = (max_norm / (norm + 1e-6)).min(1.0) as f32;
-            Ok(norm)
-        })
+        let factor = max_norm / (norm + 1e-6);
+        // `min` would turn a factor that is not a number into 1.
+        self.gradients.scale_by(if factor > 1.0 { 1.0 } else { factor as f32 });
+        Ok(norm)
     }
 
     /// Returns the global L2 norm of the gradients held.
@@ -193,34 +193,44 @@ impl Engine {
     /// # Errors
     /// [`Error::Order`] after a failed backward.
     pub fn grad_norm(&self) -> Result<f64> {
-        Ok(self.gradients.sum_of_squares()?.sqrt())
+        self.gradients.norm()
     }
 
-    /// Updates all parameters that hold a gradient.
+    /// Updates all parameters that hold a gradient; the gradients stay until [`Engine::zero_grad`].
     ///
     /// # Errors
-    /// [`Error::Order`] before an optimizer is set or before any backward.
+    /// [`Error::Order`] before an optimizer is set, and when no gradients are held that the last backward synchronised.
     pub fn step(&self, learning_rate: f64) -> Result<()> {
-        let used = self.used_on_any_rank()?;
+        let mut optimizer = self.optimizer();
+        let Some(Optimizer { rule, steps, state }) = optimizer.as_mut() else {
+            return Err(Error::Order {
+                what: "step",
+                hint: "set an optimizer first (prepare)",
+            });
+        };
+        self.gradients.check_synchronised()?;
         let parameters = self.parameters.all();
-        with_optimizer(&mut self.optimizer(), |optimizer| {
-            optimizer.steps += 1;
-            let update = Update {
-                learning_rate,
-                step: optimizer.steps,
-                gradient_scale: std::mem::replace(&mut optimizer.gradient_scale, 1.0),
+        let gradient_scale = self.gradients.scale();
+        self.gradients.with_buckets(|buckets, held| {
+            if state.is_empty() {
+                *state = buckets.iter().map(|(layout, _)| new_state(&**rule, layout)).collect();
+            }
+            steps
+                .iter_mut()
+                .zip(held)
+                .for_each(|(steps, held)| *steps += u64::from(*held));
+            let update_of = |parameter: usize| {
+                held[parameter].then(|| Update {
+                    learning_rate,
+                    step: steps[parameter],
+                    gradient_scale,
+                })
             };
-            let Optimizer { rule, state, .. } = optimizer;
-            self.gradients.with_buckets(|buckets, _| {
-                if state.is_empty() {
-                    *state = buckets.iter().map(|(layout, _)| new_state(&**rule, layout)).collect();
-                }
-                for ((layout, gradients), state) in buckets.iter().zip(state) {
-                    step_bucket(&**rule, &update, &parameters, layout, gradients, state, &used)?;
-                }
-                Ok(())
-            })?
-        })
+            for ((layout, gradients), state) in buckets.iter().zip(state) {
+                step_bucket(&**rule, &update_of, &parameters, layout, gradients, state)?;
+            }
+            Ok(())
+        })?
     }
 
     /// Forgets all gradients.
@@ -232,18 +242,19 @@ impl Engine {
         if !self.gradients.is_laid_out() {
             self.lay_out(loss)?;
         }
-        self.gradients.begin(synchronise);
+        self.gradients.begin(synchronise)?;
         if let Err(error) = loss.backward() {
             return Err(self.gradients.take_failure().unwrap_or(Error::Candle(error)));
         }
         if !self.options.find_unused_parameters {
             self.fail_for_unused(&self.gradients.missing())?;
         }
-        self.gradients.finish()
+        self.gradients.finish(self.options.find_unused_parameters)
     }
 
     /// Lays the buckets out in the order in which rank 0's graph makes gradients ready.
     fn lay_out(&self, loss: &Tensor) -> Result<()> {
+        self.parameters.seal();
         let parameters = self.parameters.all();
         let numbers = self.parameters.numbers();
         let mut order: Vec<usize> = loss
@@ -254,7 +265,6 @@ impl Engine {
         let mut rest: Vec<usize> = (0..parameters.len()).filter(|number| !order.contains(number)).collect();
         if !self.options.find_unused_parameters {
             self.fail_for_unused(&rest)?;
-        self.parameters.seal();
         }
         rest.sort_by(|a, b| parameters[*a].info.name.cmp(&parameters[*b].info.name));
         order.extend(rest);
@@ -281,17 +291,6 @@ impl Engine {
                 .map(|number| parameters[*number].info.name.clone())
                 .collect(),
         })
-    }
-
-    /// Says for each parameter whether any rank holds a gradient for it.
-    fn used_on_any_rank(&self) -> Result<Vec<bool>> {
-        let held = self.gradients.held();
-        if !self.options.find_unused_parameters {
-            return Ok(held);
-        }
-        let mut used: Vec<u8> = held.iter().map(|held| u8::from(*held)).collect();
-        self.communicator.all_reduce(&mut used, ReduceOp::Max)?;
-        Ok(used.iter().map(|used| *used != 0).collect())
     }
 
     fn check_placements(&self, parameters: &[Parameter]) -> Result<()> {
@@ -339,7 +338,6 @@ impl Engine {
         })
     }
 
-    /// Gives all ranks rank 0's values.
     /// Returns the text of rank `root`.
     fn broadcast_text(&self, text: &str, root: usize) -> Result<String> {
         let mut bytes = text.as_bytes().to_vec();
@@ -350,6 +348,7 @@ impl Engine {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
+    /// Gives all ranks rank 0's values.
     fn synchronise_values(&self, parameters: &[Parameter]) -> Result<()> {
         for parameter in parameters {
             with_taken(&[&parameter.tensor], |values| {
@@ -361,16 +360,6 @@ impl Engine {
 
     fn optimizer(&self) -> MutexGuard<'_, Option<Optimizer>> {
         self.optimizer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn with_optimizer<R>(optimizer: &mut Option<Optimizer>, work: impl FnOnce(&mut Optimizer) -> Result<R>) -> Result<R> {
-    match optimizer {
-        Some(optimizer) => work(optimizer),
-        None => Err(Error::Order {
-            what: "an optimizer call",
-            hint: "set an optimizer first (prepare)",
-        }),
     }
 }
 
@@ -387,20 +376,20 @@ fn new_state(rule: &dyn OptimizerRule, layout: &BucketLayout) -> [Vec<f32>; Stat
 
 /// One piece of one parameter with everything its update needs.
 struct Piece<'a> {
+    update: Update,
     parameter: &'a mut [f32],
     gradient: &'a [f32],
     state: [&'a mut [f32]; StateSlices::MOST],
 }
 
-/// Updates the parameters of one bucket, in parallel over pieces of fixed size.
+/// Updates the parameters of one bucket that hold a gradient, in parallel over pieces of fixed size.
 fn step_bucket(
     rule: &dyn OptimizerRule,
-    update: &Update,
+    update_of: &dyn Fn(usize) -> Option<Update>,
     parameters: &[Parameter],
     layout: &BucketLayout,
     gradients: &[f32],
     state: &mut [Vec<f32>; StateSlices::MOST],
-    used: &[bool],
 ) -> Result<()> {
     let tensors: Vec<&Tensor> = layout
         .slots
@@ -415,13 +404,13 @@ fn step_bucket(
             let mut of_slot = rest.map(|rest| cut(rest, at, &slot.range));
             rest = of_slot.each_mut().map(|(_, after)| std::mem::take(after));
             at = slot.range.end;
-            if used[slot.parameter] {
+            if let Some(update) = update_of(slot.parameter) {
                 let state = of_slot.map(|(own, _)| own);
-                split_into_pieces(values, &gradients[slot.range.clone()], state, &mut pieces);
+                split_into_pieces(update, values, &gradients[slot.range.clone()], state, &mut pieces);
             }
         }
         pieces.into_par_iter().for_each(|piece| {
-            rule.update(update, piece.parameter, piece.gradient, StateSlices(piece.state));
+            rule.update(&piece.update, piece.parameter, piece.gradient, StateSlices(piece.state));
         });
     })?;
     Ok(())
@@ -437,6 +426,7 @@ fn cut<'a>(rest: &'a mut [f32], at: usize, range: &std::ops::Range<usize>) -> (&
 }
 
 fn split_into_pieces<'a>(
+    update: Update,
     values: &'a mut [f32],
     gradient: &'a [f32],
     state: [&'a mut [f32]; StateSlices::MOST],
@@ -446,6 +436,7 @@ fn split_into_pieces<'a>(
     for (parameter, gradient) in values.chunks_mut(BLOCK).zip(gradient.chunks(BLOCK)) {
         let state = state.each_mut().map(|chunks| chunks.next().unwrap_or_default());
         pieces.push(Piece {
+            update,
             parameter,
             gradient,
             state,
