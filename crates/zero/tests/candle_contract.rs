@@ -39,13 +39,25 @@ impl CustomOp1 for Hook {
 
 /// A leaf without data.
 fn anchor(shape: impl Into<Shape>) -> Tensor {
-    Tensor::from_storage(Storage::Cpu(CpuStorage::F32(Vec::new())), shape, BackpropOp::none(), true)
+    Tensor::from_storage(
+        Storage::Cpu(CpuStorage::F32(Vec::new())),
+        shape,
+        BackpropOp::none(),
+        true,
+    )
 }
 
 fn hooked_then(values: &Tensor, number: usize, seen: &Seen, then: fn(&Tensor) -> Result<()>) -> Tensor {
     let data = Mutex::new(Some(flat(values)));
     let seen = Arc::clone(seen);
-    anchor(values.shape()).apply_op1(Hook { number, data, seen, then }).unwrap()
+    anchor(values.shape())
+        .apply_op1(Hook {
+            number,
+            data,
+            seen,
+            then,
+        })
+        .unwrap()
 }
 
 fn hooked(values: &Tensor, number: usize, seen: &Seen) -> Tensor {
@@ -87,7 +99,12 @@ fn none_for_a_leaf_is_accepted_and_leaves_no_entry() {
     let seen = Seen::default();
     let anchor = anchor(4);
     let data = Mutex::new(Some(vec![1.0; 4]));
-    let hook = Hook { number: 0, data, seen: Arc::clone(&seen), then: |_| Ok(()) };
+    let hook = Hook {
+        number: 0,
+        data,
+        seen: Arc::clone(&seen),
+        then: |_| Ok(()),
+    };
     let p = anchor.apply_op1(hook).unwrap();
     let gradients = p.sum_all().unwrap().backward().unwrap();
     assert_eq!(seen.lock().unwrap().len(), 1);
@@ -99,7 +116,12 @@ fn none_for_a_leaf_is_accepted_and_leaves_no_entry() {
 fn none_for_a_tracked_tensor_that_is_no_leaf_panics() {
     let inner = (Var::from_tensor(&ramp(4)).unwrap().as_tensor() * 2.0).unwrap();
     let data = Mutex::new(Some(vec![1.0; 4]));
-    let hook = Hook { number: 0, data, seen: Seen::default(), then: |_| Ok(()) };
+    let hook = Hook {
+        number: 0,
+        data,
+        seen: Seen::default(),
+        then: |_| Ok(()),
+    };
     let loss = inner.apply_op1(hook).unwrap().sum_all().unwrap();
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| loss.backward().map(drop)));
     assert!(outcome.is_err());
@@ -107,7 +129,9 @@ fn none_for_a_tracked_tensor_that_is_no_leaf_panics() {
 
 #[test]
 fn an_error_of_bwd_comes_out_of_backward_with_its_text() {
-    let p = hooked_then(&ramp(4), 0, &Seen::default(), |_| candle_core::bail!("the bucket is away"));
+    let p = hooked_then(&ramp(4), 0, &Seen::default(), |_| {
+        candle_core::bail!("the bucket is away")
+    });
     let error = p.sum_all().unwrap().backward().unwrap_err();
     assert!(error.to_string().contains("the bucket is away"), "{error}");
 }
@@ -118,7 +142,11 @@ fn three_layers(seen: &Seen) -> Tensor {
     for layer in 0..3 {
         let weight = hooked(&ramp((3, 3)), 2 * layer, seen);
         let bias = hooked(&ramp(3), 2 * layer + 1, seen);
-        x = candle_nn::Linear::new(weight, Some(bias)).forward(&x).unwrap().gelu().unwrap();
+        x = candle_nn::Linear::new(weight, Some(bias))
+            .forward(&x)
+            .unwrap()
+            .gelu()
+            .unwrap();
     }
     x.sum_all().unwrap()
 }
@@ -135,7 +163,10 @@ fn gradients_are_ready_in_the_order_of_sorted_nodes() {
     }
     let loss = x.mean_all().unwrap();
     let nodes = loss.sorted_nodes();
-    let planned: Vec<usize> = nodes.iter().filter_map(|node| numbers.get(&node.id()).copied()).collect();
+    let planned: Vec<usize> = nodes
+        .iter()
+        .filter_map(|node| numbers.get(&node.id()).copied())
+        .collect();
     loss.backward().unwrap();
     let arrived: Vec<usize> = seen.lock().unwrap().iter().map(|(number, _)| *number).collect();
     assert_eq!(planned.len(), 4);
@@ -153,7 +184,10 @@ fn a_layers_gradients_are_ready_before_the_layers_before_it() {
 #[test]
 fn a_variable_without_storage_carries_shape_dtype_and_identity() {
     let leaf = anchor((3, 5));
-    assert_eq!((leaf.dims(), leaf.dtype(), leaf.is_variable()), (&[3, 5][..], DType::F32, true));
+    assert_eq!(
+        (leaf.dims(), leaf.dtype(), leaf.is_variable()),
+        (&[3, 5][..], DType::F32, true)
+    );
     let var = Var::from_tensor(&leaf).unwrap();
     assert_eq!(var.as_tensor().id(), leaf.id());
 }
@@ -162,10 +196,17 @@ fn a_variable_without_storage_carries_shape_dtype_and_identity() {
 fn a_custom_op_may_ignore_its_input_and_hand_out_storage_without_a_copy() {
     let values = vec![1.5f32; 8];
     let address = values.as_ptr();
-    let hook = Hook { number: 0, data: Mutex::new(Some(values)), seen: Seen::default(), then: |_| Ok(()) };
+    let hook = Hook {
+        number: 0,
+        data: Mutex::new(Some(values)),
+        seen: Seen::default(),
+        then: |_| Ok(()),
+    };
     let result = anchor((2, 4)).apply_op1(hook).unwrap();
     let (storage, _) = result.storage_and_layout();
-    let Storage::Cpu(CpuStorage::F32(values)) = &*storage else { panic!("f32 on the CPU") };
+    let Storage::Cpu(CpuStorage::F32(values)) = &*storage else {
+        panic!("f32 on the CPU")
+    };
     assert_eq!(values.as_ptr(), address);
 }
 
@@ -173,7 +214,12 @@ fn a_custom_op_may_ignore_its_input_and_hand_out_storage_without_a_copy() {
 fn a_custom_op_is_recorded_only_for_tracked_inputs() {
     let op = || {
         let data = Mutex::new(Some(vec![1.0; 4]));
-        Hook { number: 0, data, seen: Seen::default(), then: |_| Ok(()) }
+        Hook {
+            number: 0,
+            data,
+            seen: Seen::default(),
+            then: |_| Ok(()),
+        }
     };
     assert!(!is_tracked(&ramp(4).apply_op1(op()).unwrap()));
     assert!(is_tracked(&anchor(4).apply_op1(op()).unwrap()));
@@ -188,7 +234,9 @@ impl InplaceOp1 for Swap {
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, _layout: &Layout) -> Result<()> {
-        let CpuStorage::F32(values) = storage else { candle_core::bail!("f32") };
+        let CpuStorage::F32(values) = storage else {
+            candle_core::bail!("f32")
+        };
         std::mem::swap(values, &mut *self.0.lock().unwrap());
         Ok(())
     }
@@ -249,10 +297,13 @@ fn a_gradient_has_no_history_of_its_own() {
     assert!(!is_tracked(&seen.lock().unwrap()[0].1));
 }
 
+/// A way to use a parameter.
+type Use<'a> = &'a dyn Fn(&Tensor) -> Tensor;
+
 #[test]
 fn gradients_arrive_contiguous_whatever_the_use() {
     let x = ramp((2, 4));
-    let uses: [(&str, &dyn Fn(&Tensor) -> Tensor); 5] = [
+    let uses: [(&str, Use<'_>); 5] = [
         ("transposed", &|w| w.t().unwrap().matmul(&ramp((3, 2))).unwrap()),
         ("narrowed", &|w| w.narrow(1, 1, 2).unwrap().sqr().unwrap()),
         ("permuted", &|w| w.permute((1, 0)).unwrap()),
@@ -271,11 +322,20 @@ fn gradients_arrive_contiguous_whatever_the_use() {
             let mut values = flat(&ramp((3, 4)));
             values[index] += change;
             let moved = tensor_use(&Tensor::from_vec(values, (3, 4), &Device::Cpu).unwrap());
-            moved.to_dtype(DType::F64).unwrap().sum_all().unwrap().to_scalar().unwrap()
+            moved
+                .to_dtype(DType::F64)
+                .unwrap()
+                .sum_all()
+                .unwrap()
+                .to_scalar()
+                .unwrap()
         };
         for (index, found) in flat(&gradient).iter().enumerate() {
             let expected = at(index, 0.5) - at(index, -0.5);
-            assert!((f64::from(*found) - expected).abs() < 1e-5, "{name}, {index}: {found} and {expected}");
+            assert!(
+                (f64::from(*found) - expected).abs() < 1e-5,
+                "{name}, {index}: {found} and {expected}"
+            );
         }
     }
 }
@@ -304,9 +364,18 @@ fn layers_without_backward_cut_the_graph_silently() {
     assert!(!is_tracked(&rms.forward(&x).unwrap()), "RmsNorm");
     let norm = candle_nn::LayerNorm::new(one.as_tensor().clone(), one.as_tensor().clone(), 1e-5);
     assert!(!is_tracked(&norm.forward(&x).unwrap()), "LayerNorm");
-    assert!(!is_tracked(&candle_nn::ops::softmax_last_dim(&x).unwrap()), "softmax_last_dim");
-    assert!(!is_tracked(&candle_nn::rotary_emb::rope(&x, &cos, &sin).unwrap()), "rope");
-    assert!(!is_tracked(&candle_nn::rotary_emb::rope_i(&x, &cos, &sin).unwrap()), "rope_i");
+    assert!(
+        !is_tracked(&candle_nn::ops::softmax_last_dim(&x).unwrap()),
+        "softmax_last_dim"
+    );
+    assert!(
+        !is_tracked(&candle_nn::rotary_emb::rope(&x, &cos, &sin).unwrap()),
+        "rope"
+    );
+    assert!(
+        !is_tracked(&candle_nn::rotary_emb::rope_i(&x, &cos, &sin).unwrap()),
+        "rope_i"
+    );
 }
 
 #[test]
@@ -316,7 +385,9 @@ fn their_slow_forms_do_not_cut_the_graph() {
     let (cos, sin) = (ramp((3, 2)), ramp((3, 2)));
     let rms = candle_nn::RmsNorm::new(one.clone(), 1e-5);
     assert!(is_tracked(&rms.forward_diff(&x).unwrap()));
-    assert!(is_tracked(&candle_nn::LayerNorm::new_no_bias(one, 1e-5).forward(&x).unwrap()));
+    assert!(is_tracked(
+        &candle_nn::LayerNorm::new_no_bias(one, 1e-5).forward(&x).unwrap()
+    ));
     assert!(is_tracked(&candle_nn::ops::softmax(&x, D::Minus1).unwrap()));
     assert!(is_tracked(&candle_nn::rotary_emb::rope_slow(&x, &cos, &sin).unwrap()));
 }
