@@ -20,8 +20,8 @@ pub struct DataLoader<D> {
 impl<D: Dataset> DataLoader<D> {
     /// Reads `batch_size` samples per rank and batch, in order.
     ///
-    /// Samples at the end that do not fill a batch on every rank are filled up from the start, so that all ranks take
-    /// the same number of steps.
+    /// With several ranks, samples at the end that do not fill a batch on every rank are filled up from the start, so
+    /// that all ranks take the same number of steps. One rank alone gets a last batch that is short, as in PyTorch.
     pub fn new(dataset: D, batch_size: usize) -> Self {
         Self { dataset, batch_size, shuffle: false, drop_last: false }
     }

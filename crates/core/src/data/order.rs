@@ -13,7 +13,8 @@ pub(super) struct Order {
     pub(super) samples: usize,
     pub(super) batch_size: usize,
     pub(super) shuffle: bool,
-    /// Leaves out samples that do not fill a batch on every rank, instead of starting over from the first ones.
+    /// Leaves out samples that do not fill a batch on every rank, instead of starting over from the first ones (several
+    /// ranks) or making a short batch (one rank).
     pub(super) drop_last: bool,
     pub(super) seed: u64,
     pub(super) rank: usize,
@@ -38,7 +39,9 @@ impl Order {
         }
         let batch = |number: usize| {
             let start = (number * self.world + self.rank) * self.batch_size;
-            (start..start + self.batch_size).map(|at| order[at % self.samples]).collect()
+            let end = start + self.batch_size;
+            let end = if self.world == 1 { end.min(self.samples) } else { end };
+            (start..end).map(|at| order[at % self.samples]).collect()
         };
         (0..self.batches()).map(batch).collect()
     }
@@ -59,9 +62,10 @@ mod tests {
     }
 
     #[test]
-    fn a_short_end_is_filled_from_the_start_or_dropped() {
+    fn a_short_end_is_filled_from_the_start_by_several_ranks_or_dropped() {
         assert_eq!(order(5, 2, 2, 0).of_epoch(0), [[0, 1], [4, 0]]);
         assert_eq!(order(5, 2, 2, 1).of_epoch(0), [[2, 3], [1, 2]]);
+        assert_eq!(order(5, 2, 1, 0).of_epoch(0), [vec![0, 1], vec![2, 3], vec![4]]);
         let dropping = Order { drop_last: true, ..order(7, 2, 2, 1) };
         assert_eq!(dropping.of_epoch(0), [[2, 3]]);
     }
