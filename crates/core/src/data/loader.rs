@@ -2,7 +2,7 @@
 
 use super::dataset::Dataset;
 use super::order::Order;
-use crate::accumulation::Accumulation;
+use crate::accumulation::{Accumulation, OuterLoop};
 use crate::{Error, Result};
 use candle_core::Device;
 use sconce_collectives::World;
@@ -114,8 +114,8 @@ impl<'l, D: Dataset> IntoIterator for &'l mut PreparedLoader<D> {
     fn into_iter(self) -> LoaderIterator<'l, D> {
         let epoch = self.epoch;
         self.epoch += 1;
-        self.accumulation.set_last_of_loader(false);
-        LoaderIterator { batches: self.order.of_epoch(epoch).into_iter().enumerate(), loader: self, epoch }
+        let outer = self.accumulation.enter_loader();
+        LoaderIterator { batches: self.order.of_epoch(epoch).into_iter().enumerate(), loader: self, epoch, outer }
     }
 }
 
@@ -125,6 +125,7 @@ pub struct LoaderIterator<'l, D> {
     loader: &'l PreparedLoader<D>,
     batches: std::iter::Enumerate<std::vec::IntoIter<Vec<usize>>>,
     epoch: u64,
+    outer: OuterLoop,
 }
 
 impl<D: Dataset> Iterator for LoaderIterator<'_, D> {
@@ -132,7 +133,7 @@ impl<D: Dataset> Iterator for LoaderIterator<'_, D> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let (batch, samples) = self.batches.next()?;
-        self.loader.accumulation.set_last_of_loader(self.batches.len() == 0);
+        self.loader.accumulation.begin_batch(self.batches.len() == 0);
         let made = self.loader.dataset.batch(&samples, &self.loader.device);
         Some(made.map_err(|source| Error::Dataset { batch, epoch: self.epoch, source }))
     }
@@ -143,3 +144,9 @@ impl<D: Dataset> Iterator for LoaderIterator<'_, D> {
 }
 
 impl<D: Dataset> ExactSizeIterator for LoaderIterator<'_, D> {}
+
+impl<D> Drop for LoaderIterator<'_, D> {
+    fn drop(&mut self) {
+        self.loader.accumulation.leave_loader(self.outer);
+    }
+}
