@@ -3,7 +3,7 @@
 use crate::gradients::Gradients;
 use crate::layout::{BucketLayout, buckets};
 use crate::parameters::{Parameter, Parameters};
-use crate::storage::with_taken;
+use crate::storage::with_elements;
 use crate::var_builder::ManagedBackend;
 use crate::{
     DataParallel, Error, OptimizerRule, ParameterInfo, Residence, Result, ShardingStrategy, StateSlices, Update,
@@ -351,9 +351,7 @@ impl Engine {
     /// Gives all ranks rank 0's values.
     fn synchronise_values(&self, parameters: &[Parameter]) -> Result<()> {
         for parameter in parameters {
-            with_taken(&[&parameter.tensor], |values| {
-                self.communicator.broadcast(&mut values[0], 0)
-            })??;
+            with_elements(&parameter.tensor, |values| self.communicator.broadcast(values, 0))??;
         }
         Ok(())
     }
@@ -374,15 +372,7 @@ fn new_state(rule: &dyn OptimizerRule, layout: &BucketLayout) -> [Vec<f32>; Stat
     })
 }
 
-/// One piece of one parameter with everything its update needs.
-struct Piece<'a> {
-    update: Update,
-    parameter: &'a mut [f32],
-    gradient: &'a [f32],
-    state: [&'a mut [f32]; StateSlices::MOST],
-}
-
-/// Updates the parameters of one bucket that hold a gradient, in parallel over pieces of fixed size.
+/// Updates the parameters of one bucket that hold a gradient.
 fn step_bucket(
     rule: &dyn OptimizerRule,
     update_of: &dyn Fn(usize) -> Option<Update>,
@@ -391,55 +381,36 @@ fn step_bucket(
     gradients: &[f32],
     state: &mut [Vec<f32>; StateSlices::MOST],
 ) -> Result<()> {
-    let tensors: Vec<&Tensor> = layout
-        .slots
-        .iter()
-        .map(|slot| &parameters[slot.parameter].tensor)
-        .collect();
-    with_taken(&tensors, |values| {
-        let mut rest: [&mut [f32]; StateSlices::MOST] = state.each_mut().map(Vec::as_mut_slice);
-        let mut at = 0;
-        let mut pieces = Vec::new();
-        for (slot, values) in layout.slots.iter().zip(values) {
-            let mut of_slot = rest.map(|rest| cut(rest, at, &slot.range));
-            rest = of_slot.each_mut().map(|(_, after)| std::mem::take(after));
-            at = slot.range.end;
-            if let Some(update) = update_of(slot.parameter) {
-                let state = of_slot.map(|(own, _)| own);
-                split_into_pieces(update, values, &gradients[slot.range.clone()], state, &mut pieces);
-            }
-        }
-        pieces.into_par_iter().for_each(|piece| {
-            rule.update(&piece.update, piece.parameter, piece.gradient, StateSlices(piece.state));
-        });
-    })?;
+    for slot in &layout.slots {
+        let Some(update) = update_of(slot.parameter) else {
+            continue;
+        };
+        let gradient = &gradients[slot.range.clone()];
+        let state = state
+            .each_mut()
+            .map(|state| state.get_mut(slot.range.clone()).unwrap_or_default());
+        with_elements(&parameters[slot.parameter].tensor, |values| {
+            step_parameter(rule, &update, values, gradient, state);
+        })?;
+    }
     Ok(())
 }
 
-/// Cuts the elements of `range` and those after it from a state array whose first element is number `at`; an empty
-/// array stays empty.
-fn cut<'a>(rest: &'a mut [f32], at: usize, range: &std::ops::Range<usize>) -> (&'a mut [f32], &'a mut [f32]) {
-    if rest.is_empty() {
-        return (&mut [], &mut []);
-    }
-    rest[range.start - at..].split_at_mut(range.len())
-}
-
-fn split_into_pieces<'a>(
-    update: Update,
-    values: &'a mut [f32],
-    gradient: &'a [f32],
-    state: [&'a mut [f32]; StateSlices::MOST],
-    pieces: &mut Vec<Piece<'a>>,
+/// Updates one parameter, in parallel over pieces of fixed size; a state array that the rule does not keep is empty.
+fn step_parameter(
+    rule: &dyn OptimizerRule,
+    update: &Update,
+    values: &mut [f32],
+    gradient: &[f32],
+    state: [&mut [f32]; StateSlices::MOST],
 ) {
     let mut state = state.map(|state| state.chunks_mut(BLOCK));
-    for (parameter, gradient) in values.chunks_mut(BLOCK).zip(gradient.chunks(BLOCK)) {
+    let mut pieces = Vec::new();
+    for (values, gradient) in values.chunks_mut(BLOCK).zip(gradient.chunks(BLOCK)) {
         let state = state.each_mut().map(|chunks| chunks.next().unwrap_or_default());
-        pieces.push(Piece {
-            update,
-            parameter,
-            gradient,
-            state,
-        });
+        pieces.push((values, gradient, StateSlices(state)));
     }
+    pieces
+        .into_par_iter()
+        .for_each(|(values, gradient, state)| rule.update(update, values, gradient, state));
 }
