@@ -108,6 +108,22 @@ fn assert_close(found: &[f32], expected: &[f32]) {
 }
 
 #[test]
+fn a_millionth_is_added_to_the_norm_before_dividing() {
+    let (engine, p) = pair();
+    engine.backward(&linear_loss(&p, &[3e-6, 4e-6]), true).unwrap();
+    engine.clip_grad_norm(1e-6).unwrap();
+    let before = flat(&p);
+    // A rate of 1e6 makes the update large enough to be seen: 3 / (5 + 1) and 4 / (5 + 1).
+    engine.step(1e6).unwrap();
+    let taken_off: Vec<f32> = before
+        .iter()
+        .zip(flat(&p))
+        .map(|(before, after)| before - after)
+        .collect();
+    assert_close(&taken_off, &[3.0 / 6.0, 4.0 / 6.0]);
+}
+
+#[test]
 fn a_norm_that_is_not_a_number_shows_and_spoils_every_gradient_as_in_pytorch() {
     let (engine, p) = pair();
     engine.backward(&linear_loss(&p, &[f32::NAN, 1.0]), true).unwrap();

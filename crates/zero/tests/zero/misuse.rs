@@ -282,3 +282,18 @@ fn random_weights_need_a_shape() {
         .unwrap();
     assert_says(vb.get_unchecked("w"), &["shape"]);
 }
+
+#[test]
+fn values_can_be_read_on_another_thread_while_the_engine_steps() {
+    let engine = engine(&single(), EngineOptions::default());
+    let [p] = parameters(&engine, [("p", 100_000)]);
+    engine.set_optimizer(sgd()).unwrap();
+    engine.backward(&linear_loss(&p, &[1.0; 100_000]), true).unwrap();
+    std::thread::scope(|scope| {
+        let steps = scope.spawn(|| (0..200).for_each(|_| engine.step(0.0).unwrap()));
+        let expected = flat(&p);
+        while !steps.is_finished() {
+            assert_eq!(flat(&p), expected);
+        }
+    });
+}

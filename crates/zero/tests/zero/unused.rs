@@ -163,6 +163,31 @@ fn a_parameter_used_on_one_rank_gets_the_mean_with_zeros_and_one_used_nowhere_st
 }
 
 #[test]
+fn a_parameter_no_longer_used_counts_as_zeros_not_as_its_gradient_of_the_step_before() {
+    for world in 1..=4 {
+        let ranks = on_ranks(world, |communicator| {
+            let engine = engine(&communicator, allowing());
+            let [all, some] = parameters(&engine, [("all", 2), ("some", 2)]);
+            engine.set_optimizer(sgd()).unwrap();
+            let one = || linear_loss(&all, &[1.0, 2.0]);
+            let both = || add(one(), &linear_loss(&some, &[100.0, 200.0]));
+            engine.backward(&both(), true).unwrap();
+            engine.zero_grad();
+            engine
+                .backward(&if communicator.rank() == 0 { both() } else { one() }, true)
+                .unwrap();
+            let before = flat(&some);
+            engine.step(1.0).unwrap();
+            before.iter().zip(flat(&some)).map(|(b, a)| b - a).collect::<Vec<f32>>()
+        });
+        let expected = [100.0 / world as f64, 200.0 / world as f64];
+        for found in ranks {
+            assert!(deviation(&found, &expected) < 1e-6, "world {world}: {found:?}");
+        }
+    }
+}
+
+#[test]
 fn clipping_keeps_ranks_equal_when_they_use_different_parameters() {
     for world in 2..=4 {
         let ranks = on_ranks(world, |communicator| {
