@@ -57,7 +57,7 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
     /// an accumulation window, where there is nothing to clip yet.
     ///
     /// # Errors
-    /// `max_norm` not above 0, or no optimizer.
+    /// `max_norm` not above 0, or the last backward failed.
     fn clip_grad_norm(&self, max_norm: f64) -> Result<Option<f64>>;
 
     /// Returns the model's parameters by name, with their current values.

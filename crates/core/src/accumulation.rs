@@ -48,13 +48,36 @@ impl Accumulation {
         self.announced.store(true, Relaxed);
     }
 
-    pub(crate) fn set_last_of_loader(&self, last: bool) {
+    /// Begins a loop over a loader; loops may lie within each other, as an evaluation within training.
+    pub(crate) fn enter_loader(&self) -> OuterLoop {
+        OuterLoop {
+            last_of_loader: self.last_of_loader.swap(false, Relaxed),
+            announced: self.announced.swap(false, Relaxed),
+        }
+    }
+
+    /// Notes that a loader gives its next batch, which must be announced anew.
+    pub(crate) fn begin_batch(&self, last: bool) {
         self.last_of_loader.store(last, Relaxed);
+        self.announced.store(false, Relaxed);
+    }
+
+    /// Ends the loop over a loader that `enter_loader` began.
+    pub(crate) fn leave_loader(&self, outer: OuterLoop) {
+        self.last_of_loader.store(outer.last_of_loader, Relaxed);
+        self.announced.store(outer.announced, Relaxed);
     }
 
     pub(crate) fn is_announced(&self) -> bool {
         self.steps == 1 || self.announced.load(Relaxed)
     }
+}
+
+/// Where the loop around a loop over a loader stands.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OuterLoop {
+    last_of_loader: bool,
+    announced: bool,
 }
 
 #[cfg(test)]
@@ -67,12 +90,32 @@ mod tests {
         let mut flags = Vec::new();
         for _epoch in 0..2 {
             for batch in 0..5 {
-                accumulation.set_last_of_loader(batch == 4);
+                accumulation.begin_batch(batch == 4);
                 accumulation.begin_micro_batch();
                 flags.push(accumulation.synchronises());
             }
         }
         let epoch = [false, false, true, false, true];
         assert_eq!(flags, [epoch, epoch].concat());
+    }
+
+    #[test]
+    fn a_loop_within_a_loop_leaves_the_outer_one_where_it_stood() {
+        let accumulation = Accumulation::new(2);
+        let training = accumulation.enter_loader();
+        for last in [false, true] {
+            accumulation.begin_batch(last);
+            accumulation.begin_micro_batch();
+            let evaluation = accumulation.enter_loader();
+            accumulation.begin_batch(!last);
+            assert!(!accumulation.is_announced());
+            accumulation.leave_loader(evaluation);
+            assert!(accumulation.is_announced());
+            assert_eq!(accumulation.synchronises(), last);
+        }
+        accumulation.leave_loader(training);
+        assert!(!accumulation.is_announced());
+        accumulation.begin_micro_batch();
+        assert!(!accumulation.synchronises());
     }
 }

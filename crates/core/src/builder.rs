@@ -8,8 +8,9 @@ use candle_core::Device;
 use sconce_collectives::{Options, World, connect};
 use sconce_zero::{DataParallel, Engine, EngineOptions, ShardingStrategy};
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
+
+const ABOVE_ZERO: &str = "expected a whole number above 0";
 
 /// Makes the accelerator that `sconce launch` and the environment describe.
 ///
@@ -93,19 +94,16 @@ impl AcceleratorBuilder {
     /// # Errors
     /// As [`AcceleratorBuilder::build`].
     pub fn build_with(self, lookup: impl Fn(&str) -> Option<String>) -> Result<Box<dyn Accelerator>> {
-        let steps = match self.gradient_accumulation_steps {
-            Some(steps) => steps,
-            None => number(&lookup, variable::ACCELERATE_GRADIENT_ACCUMULATION_STEPS)?.unwrap_or(1),
+        let (setting, steps) = match self.gradient_accumulation_steps {
+            Some(steps) => ("gradient_accumulation_steps", Some(steps)),
+            None => {
+                let variable = variable::ACCELERATE_GRADIENT_ACCUMULATION_STEPS;
+                (variable, number(&lookup, variable)?)
+            }
         };
-        if steps == 0 {
-            return Err(Error::Setting {
-                setting: "gradient_accumulation_steps",
-                value: "0".into(),
-                expected: "a whole number above 0".into(),
-            });
-        }
+        let steps = above_zero(setting, steps)?.unwrap_or(1);
         check_precision(lookup(variable::ACCELERATE_MIXED_PRECISION))?;
-        let seconds: Option<u64> = number(&lookup, variable::SCONCE_TIMEOUT)?;
+        let seconds = above_zero(variable::SCONCE_TIMEOUT, number(&lookup, variable::SCONCE_TIMEOUT)?)?;
         let timeout = self.timeout.or(seconds.map(Duration::from_secs));
         let folder = lookup(variable::SCONCE_FLIGHT_RECORDER).map_or_else(std::env::temp_dir, PathBuf::from);
         let options = Options {
@@ -129,28 +127,22 @@ impl AcceleratorBuilder {
             },
         )?;
         let seed = self.seed.unwrap_or(0);
-        Ok(Box::new(ManagedAccelerator::new(
-            world,
-            connection,
-            engine,
-            Device::Cpu,
-            seed,
-            Accumulation::new(steps),
-        )))
+        Ok(Box::new(ManagedAccelerator::new(world, connection, engine, Device::Cpu, seed, Accumulation::new(steps))))
     }
 }
 
-fn number<T: FromStr>(lookup: &impl Fn(&str) -> Option<String>, name: &'static str) -> Result<Option<T>> {
-    let Some(value) = lookup(name).filter(|value| !value.trim().is_empty()) else {
-        return Ok(None);
-    };
+fn number(lookup: &impl Fn(&str) -> Option<String>, name: &'static str) -> Result<Option<u64>> {
+    let Some(value) = lookup(name).filter(|value| !value.trim().is_empty()) else { return Ok(None) };
     match value.trim().parse() {
         Ok(number) => Ok(Some(number)),
-        Err(_) => Err(Error::Setting {
-            setting: name,
-            value,
-            expected: "a whole number".into(),
-        }),
+        Err(_) => Err(Error::Setting { setting: name, value, expected: ABOVE_ZERO.into() }),
+    }
+}
+
+fn above_zero(setting: &'static str, value: Option<u64>) -> Result<Option<u64>> {
+    match value {
+        Some(0) => Err(Error::Setting { setting, value: "0".into(), expected: ABOVE_ZERO.into() }),
+        other => Ok(other),
     }
 }
 

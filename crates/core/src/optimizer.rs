@@ -51,7 +51,7 @@ impl Optimizer {
     /// Updates the parameters; does nothing inside an accumulation window.
     ///
     /// # Errors
-    /// When no backward has run, or the last one failed.
+    /// When there are no gradients (no backward since the last `zero_grad`), or the last backward failed.
     pub fn step(&mut self) -> Result<()> {
         if self.accumulation.synchronises() {
             self.engine.step(self.learning_rate.get())?;

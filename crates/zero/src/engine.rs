@@ -3,7 +3,7 @@
 use crate::gradients::Gradients;
 use crate::layout::{BucketLayout, buckets};
 use crate::parameters::{Parameter, Parameters};
-use crate::storage::with_taken;
+use crate::storage::with_elements;
 use crate::var_builder::ManagedBackend;
 use crate::{
     DataParallel, Error, OptimizerRule, ParameterInfo, Residence, Result, ShardingStrategy, StateSlices, Update,
@@ -12,7 +12,7 @@ use crate::{
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use rayon::prelude::*;
-use sconce_collectives::{Communicator, ReduceOp};
+use sconce_collectives::Communicator;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Stack for the backward pass: candle's backward recurses over the graph, some 200 bytes to a few KiB a node.
@@ -60,9 +60,8 @@ pub struct Engine {
 #[derive(Debug)]
 struct Optimizer {
     rule: Box<dyn OptimizerRule>,
-    steps: u64,
-    /// Set by clipping, used by the next step.
-    gradient_scale: f32,
+    /// How often each parameter has been updated.
+    steps: Vec<u64>,
     /// Per bucket, one flat array per state name.
     state: Vec<[Vec<f32>; StateSlices::MOST]>,
 }
@@ -134,10 +133,10 @@ impl Engine {
         self.check_placements(&parameters)?;
         self.check_same_model(&parameters)?;
         self.synchronise_values(&parameters)?;
+        self.parameters.seal();
         *self.optimizer() = Some(Optimizer {
             rule,
-            steps: 0,
-            gradient_scale: 1.0,
+            steps: vec![0; parameters.len()],
             state: Vec::new(),
         });
         Ok(())
@@ -160,18 +159,20 @@ impl Engine {
             self.backward_here(loss, synchronise)
         });
         if let Err(error) = &outcome {
+            self.gradients.fail();
             // Peers may wait for buckets that will never come.
             self.communicator.abort(&error.to_string());
         }
         outcome
     }
 
-    /// Scales gradients in the next step so that their global norm is at most `max_norm`; returns the norm before.
+    /// Scales the gradients held so that their global norm is at most `max_norm`; returns the norm before.
     ///
-    /// The factor is `min(1, max_norm / (norm + 1e-6))`, as in PyTorch.
+    /// The factor is `min(1, max_norm / (norm + 1e-6))`, as in PyTorch; a norm that is not a number makes all gradients
+    /// not a number.
     ///
     /// # Errors
-    /// [`Error::Order`] before an optimizer is set, [`Error::Setting`] when `max_norm` is not above 0.
+    /// [`Error::Order`] after a failed backward, [`Error::Setting`] when `max_norm` is not above 0.
     pub fn clip_grad_norm(&self, max_norm: f64) -> Result<f64> {
         if max_norm.is_nan() || max_norm <= 0.0 {
             return Err(Error::Setting {
@@ -181,10 +182,10 @@ impl Engine {
             });
         }
         let norm = self.grad_norm()?;
-        with_optimizer(&mut self.optimizer(), |optimizer| {
-            optimizer.gradient_scale = (max_norm / (norm + 1e-6)).min(1.0) as f32;
-            Ok(norm)
-        })
+        let factor = max_norm / (norm + 1e-6);
+        // `min` would turn a factor that is not a number into 1.
+        self.gradients.scale_by(if factor > 1.0 { 1.0 } else { factor as f32 });
+        Ok(norm)
     }
 
     /// Returns the global L2 norm of the gradients held.
@@ -192,34 +193,44 @@ impl Engine {
     /// # Errors
     /// [`Error::Order`] after a failed backward.
     pub fn grad_norm(&self) -> Result<f64> {
-        Ok(self.gradients.sum_of_squares()?.sqrt())
+        self.gradients.norm()
     }
 
-    /// Updates all parameters that hold a gradient.
+    /// Updates all parameters that hold a gradient; the gradients stay until [`Engine::zero_grad`].
     ///
     /// # Errors
-    /// [`Error::Order`] before an optimizer is set or before any backward.
+    /// [`Error::Order`] before an optimizer is set, and when no gradients are held that the last backward synchronised.
     pub fn step(&self, learning_rate: f64) -> Result<()> {
-        let used = self.used_on_any_rank()?;
+        let mut optimizer = self.optimizer();
+        let Some(Optimizer { rule, steps, state }) = optimizer.as_mut() else {
+            return Err(Error::Order {
+                what: "step",
+                hint: "set an optimizer first (prepare)",
+            });
+        };
+        self.gradients.check_synchronised()?;
         let parameters = self.parameters.all();
-        with_optimizer(&mut self.optimizer(), |optimizer| {
-            optimizer.steps += 1;
-            let update = Update {
-                learning_rate,
-                step: optimizer.steps,
-                gradient_scale: std::mem::replace(&mut optimizer.gradient_scale, 1.0),
+        let gradient_scale = self.gradients.scale();
+        self.gradients.with_buckets(|buckets, held| {
+            if state.is_empty() {
+                *state = buckets.iter().map(|(layout, _)| new_state(&**rule, layout)).collect();
+            }
+            steps
+                .iter_mut()
+                .zip(held)
+                .for_each(|(steps, held)| *steps += u64::from(*held));
+            let update_of = |parameter: usize| {
+                held[parameter].then(|| Update {
+                    learning_rate,
+                    step: steps[parameter],
+                    gradient_scale,
+                })
             };
-            let Optimizer { rule, state, .. } = optimizer;
-            self.gradients.with_buckets(|buckets, _| {
-                if state.is_empty() {
-                    *state = buckets.iter().map(|(layout, _)| new_state(&**rule, layout)).collect();
-                }
-                for ((layout, gradients), state) in buckets.iter().zip(state) {
-                    step_bucket(&**rule, &update, &parameters, layout, gradients, state, &used)?;
-                }
-                Ok(())
-            })?
-        })
+            for ((layout, gradients), state) in buckets.iter().zip(state) {
+                step_bucket(&**rule, &update_of, &parameters, layout, gradients, state)?;
+            }
+            Ok(())
+        })?
     }
 
     /// Forgets all gradients.
@@ -231,18 +242,19 @@ impl Engine {
         if !self.gradients.is_laid_out() {
             self.lay_out(loss)?;
         }
-        self.gradients.begin(synchronise);
+        self.gradients.begin(synchronise)?;
         if let Err(error) = loss.backward() {
             return Err(self.gradients.take_failure().unwrap_or(Error::Candle(error)));
         }
         if !self.options.find_unused_parameters {
             self.fail_for_unused(&self.gradients.missing())?;
         }
-        self.gradients.finish()
+        self.gradients.finish(self.options.find_unused_parameters)
     }
 
     /// Lays the buckets out in the order in which rank 0's graph makes gradients ready.
     fn lay_out(&self, loss: &Tensor) -> Result<()> {
+        self.parameters.seal();
         let parameters = self.parameters.all();
         let numbers = self.parameters.numbers();
         let mut order: Vec<usize> = loss
@@ -281,17 +293,6 @@ impl Engine {
         })
     }
 
-    /// Says for each parameter whether any rank holds a gradient for it.
-    fn used_on_any_rank(&self) -> Result<Vec<bool>> {
-        let held = self.gradients.held();
-        if !self.options.find_unused_parameters {
-            return Ok(held);
-        }
-        let mut used: Vec<u8> = held.iter().map(|held| u8::from(*held)).collect();
-        self.communicator.all_reduce(&mut used, ReduceOp::Max)?;
-        Ok(used.iter().map(|used| *used != 0).collect())
-    }
-
     fn check_placements(&self, parameters: &[Parameter]) -> Result<()> {
         for parameter in parameters {
             let placement = self.options.strategy.place(&parameter.info);
@@ -315,55 +316,48 @@ impl Engine {
         Ok(())
     }
 
-    /// Compares names and shapes with rank 0's.
+    /// Compares names and shapes with rank 0's; all ranks report the first rank that differs.
     fn check_same_model(&self, parameters: &[Parameter]) -> Result<()> {
         let ours: Vec<String> = parameters.iter().map(|parameter| parameter.info.describe()).collect();
-        let mut text = ours.join("\n").into_bytes();
-        let mut length = [text.len() as i64];
-        self.communicator.broadcast(&mut length, 0)?;
-        text.resize(length[0] as usize, 0);
-        self.communicator.broadcast(&mut text, 0)?;
-        let text = String::from_utf8_lossy(&text);
-        let theirs: Vec<&str> = text.split('\n').collect();
-        let differs = |number: &usize| ours.get(*number).map(String::as_str) != theirs.get(*number).copied();
-        let number = (0..ours.len().max(theirs.len())).find(differs);
-        let mut found = [number.map_or(-1, |number| number as i64)];
-        let own = found[0];
-        self.communicator.all_reduce(&mut found, ReduceOp::Max)?;
-        if found[0] < 0 {
+        let text = self.broadcast_text(&ours.join("\n"), 0)?;
+        let expected: Vec<&str> = text.split('\n').collect();
+        let differs = |number: &usize| ours.get(*number).map(String::as_str) != expected.get(*number).copied();
+        let number = (0..ours.len().max(expected.len())).find(differs);
+        let mut numbers = vec![-1; self.communicator.size()];
+        let own = number.map_or(-1, |number| number as i64);
+        self.communicator.all_gather(&[own], &mut numbers)?;
+        let Some(rank) = numbers.iter().position(|number| *number >= 0) else {
             return Ok(());
-        }
-        let number = usize::try_from(own).unwrap_or(found[0] as usize);
+        };
+        let number = numbers[rank] as usize;
         Err(Error::DifferentModels {
-            rank: self.communicator.rank(),
+            rank,
             number,
-            ours: ours.get(number).map_or("nothing", String::as_str).to_owned(),
-            theirs: theirs.get(number).copied().unwrap_or("nothing").to_owned(),
+            found: self.broadcast_text(ours.get(number).map_or("nothing", String::as_str), rank)?,
+            expected: expected.get(number).copied().unwrap_or("nothing").to_owned(),
         })
+    }
+
+    /// Returns the text of rank `root`.
+    fn broadcast_text(&self, text: &str, root: usize) -> Result<String> {
+        let mut bytes = text.as_bytes().to_vec();
+        let mut length = [bytes.len() as i64];
+        self.communicator.broadcast(&mut length, root)?;
+        bytes.resize(length[0] as usize, 0);
+        self.communicator.broadcast(&mut bytes, root)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// Gives all ranks rank 0's values.
     fn synchronise_values(&self, parameters: &[Parameter]) -> Result<()> {
         for parameter in parameters {
-            with_taken(&[&parameter.tensor], |values| {
-                self.communicator.broadcast(&mut values[0], 0)
-            })??;
+            with_elements(&parameter.tensor, |values| self.communicator.broadcast(values, 0))??;
         }
         Ok(())
     }
 
     fn optimizer(&self) -> MutexGuard<'_, Option<Optimizer>> {
         self.optimizer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn with_optimizer<R>(optimizer: &mut Option<Optimizer>, work: impl FnOnce(&mut Optimizer) -> Result<R>) -> Result<R> {
-    match optimizer {
-        Some(optimizer) => work(optimizer),
-        None => Err(Error::Order {
-            what: "an optimizer call",
-            hint: "set an optimizer first (prepare)",
-        }),
     }
 }
 
@@ -378,70 +372,45 @@ fn new_state(rule: &dyn OptimizerRule, layout: &BucketLayout) -> [Vec<f32>; Stat
     })
 }
 
-/// One piece of one parameter with everything its update needs.
-struct Piece<'a> {
-    parameter: &'a mut [f32],
-    gradient: &'a [f32],
-    state: [&'a mut [f32]; StateSlices::MOST],
-}
-
-/// Updates the parameters of one bucket, in parallel over pieces of fixed size.
+/// Updates the parameters of one bucket that hold a gradient.
 fn step_bucket(
     rule: &dyn OptimizerRule,
-    update: &Update,
+    update_of: &dyn Fn(usize) -> Option<Update>,
     parameters: &[Parameter],
     layout: &BucketLayout,
     gradients: &[f32],
     state: &mut [Vec<f32>; StateSlices::MOST],
-    used: &[bool],
 ) -> Result<()> {
-    let tensors: Vec<&Tensor> = layout
-        .slots
-        .iter()
-        .map(|slot| &parameters[slot.parameter].tensor)
-        .collect();
-    with_taken(&tensors, |values| {
-        let mut rest: [&mut [f32]; StateSlices::MOST] = state.each_mut().map(Vec::as_mut_slice);
-        let mut at = 0;
-        let mut pieces = Vec::new();
-        for (slot, values) in layout.slots.iter().zip(values) {
-            let mut of_slot = rest.map(|rest| cut(rest, at, &slot.range));
-            rest = of_slot.each_mut().map(|(_, after)| std::mem::take(after));
-            at = slot.range.end;
-            if used[slot.parameter] {
-                let state = of_slot.map(|(own, _)| own);
-                split_into_pieces(values, &gradients[slot.range.clone()], state, &mut pieces);
-            }
-        }
-        pieces.into_par_iter().for_each(|piece| {
-            rule.update(update, piece.parameter, piece.gradient, StateSlices(piece.state));
-        });
-    })?;
+    for slot in &layout.slots {
+        let Some(update) = update_of(slot.parameter) else {
+            continue;
+        };
+        let gradient = &gradients[slot.range.clone()];
+        let state = state
+            .each_mut()
+            .map(|state| state.get_mut(slot.range.clone()).unwrap_or_default());
+        with_elements(&parameters[slot.parameter].tensor, |values| {
+            step_parameter(rule, &update, values, gradient, state);
+        })?;
+    }
     Ok(())
 }
 
-/// Cuts the elements of `range` and those after it from a state array whose first element is number `at`; an empty
-/// array stays empty.
-fn cut<'a>(rest: &'a mut [f32], at: usize, range: &std::ops::Range<usize>) -> (&'a mut [f32], &'a mut [f32]) {
-    if rest.is_empty() {
-        return (&mut [], &mut []);
-    }
-    rest[range.start - at..].split_at_mut(range.len())
-}
-
-fn split_into_pieces<'a>(
-    values: &'a mut [f32],
-    gradient: &'a [f32],
-    state: [&'a mut [f32]; StateSlices::MOST],
-    pieces: &mut Vec<Piece<'a>>,
+/// Updates one parameter, in parallel over pieces of fixed size; a state array that the rule does not keep is empty.
+fn step_parameter(
+    rule: &dyn OptimizerRule,
+    update: &Update,
+    values: &mut [f32],
+    gradient: &[f32],
+    state: [&mut [f32]; StateSlices::MOST],
 ) {
     let mut state = state.map(|state| state.chunks_mut(BLOCK));
-    for (parameter, gradient) in values.chunks_mut(BLOCK).zip(gradient.chunks(BLOCK)) {
+    let mut pieces = Vec::new();
+    for (values, gradient) in values.chunks_mut(BLOCK).zip(gradient.chunks(BLOCK)) {
         let state = state.each_mut().map(|chunks| chunks.next().unwrap_or_default());
-        pieces.push(Piece {
-            parameter,
-            gradient,
-            state,
-        });
+        pieces.push((values, gradient, StateSlices(state)));
     }
+    pieces
+        .into_par_iter()
+        .for_each(|(values, gradient, state)| rule.update(update, values, gradient, state));
 }

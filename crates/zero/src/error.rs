@@ -49,6 +49,15 @@ pub enum Error {
         /// Dtype and shape asked for now.
         second: String,
     },
+    /// A parameter is created when the model was already in use.
+    #[error(
+        "parameter {name:?} is created after the optimizer was set or after the first backward; build the whole model \
+         first"
+    )]
+    LateParameter {
+        /// The parameter.
+        name: String,
+    },
     /// The dtype of a trained parameter is not supported.
     #[error("parameter {name:?} is {dtype}; managed parameters are f32 in this version")]
     UnsupportedDtype {
@@ -75,16 +84,18 @@ pub enum Error {
         names: Vec<String>,
     },
     /// Ranks do not have the same parameters.
-    #[error("rank {rank} has parameter number {number} as {ours}, rank 0 has {theirs}; all ranks must build one model")]
+    #[error(
+        "rank {rank} has parameter number {number} as {found}, rank 0 has {expected}; all ranks must build one model"
+    )]
     DifferentModels {
-        /// This rank.
+        /// The first rank that differs from rank 0.
         rank: usize,
-        /// The first parameter that differs, in order of creation.
+        /// Its first parameter that differs, in order of creation, from 0.
         number: usize,
-        /// This rank's, or `nothing`.
-        ours: String,
-        /// Rank 0's, or `nothing`.
-        theirs: String,
+        /// That rank's name and shape, or `nothing`.
+        found: String,
+        /// Rank 0's name and shape, or `nothing`.
+        expected: String,
     },
     /// A call came at the wrong time.
     #[error("{what}: {hint}")]

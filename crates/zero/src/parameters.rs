@@ -45,6 +45,8 @@ pub(crate) struct Parameters {
 struct Registered {
     parameters: Vec<Parameter>,
     by_name: BTreeMap<String, usize>,
+    /// Set when places and state have been given to the parameters there are.
+    sealed: bool,
 }
 
 impl Parameters {
@@ -70,6 +72,9 @@ impl Parameters {
             }
             return Ok(known.clone());
         }
+        if registered.sealed {
+            return Err(Error::LateParameter { name: name.into() });
+        }
         if dtype != DType::F32 {
             return Err(Error::UnsupportedDtype {
                 name: name.into(),
@@ -89,6 +94,11 @@ impl Parameters {
             tensor: tensor.clone(),
         });
         Ok(tensor)
+    }
+
+    /// Refuses further parameters; those there are can still be asked for.
+    pub(crate) fn seal(&self) {
+        self.lock().sealed = true;
     }
 
     /// Returns the parameters created so far.

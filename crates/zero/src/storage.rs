@@ -1,91 +1,47 @@
-//! Moving the storage of a tensor out and back in, while the model and the graph keep pointing at the tensor.
+//! Working on a tensor's elements in place, while the model and the graph keep pointing at the tensor.
 //!
-//! candle's [`InplaceOp1`] hands out `&mut` to the storage inside a tensor's lock, so the storage may be replaced as a
-//! whole; every clone, view and graph node of that tensor sees the new one.
-//!
-//! # Soundness
-//! While a storage is out, the tensor's shape promises elements that are not there, and candle's CPU kernels reach them
-//! through raw pointers without looking. So between [`take`] and [`put`] no candle op may touch the tensor. Both are
-//! called only here, in [`with_taken`], which runs a closure that is given plain slices and no tensor, and which puts
-//! everything back even when the closure panics. Nothing of this module is public outside the crate.
+//! candle's [`InplaceOp1`] hands out `&mut` to the storage inside a tensor's lock; every clone, view and graph node of
+//! that tensor sees the change. The lock is held while the work runs, so an op of another thread that reads the tensor
+//! waits: it never sees a storage that is half there.
 
 use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor};
-use std::sync::Mutex;
+use std::cell::Cell;
 
-/// Runs `work` on the elements of `tensors`, which are moved out of them meanwhile.
+/// Runs `work` on the elements of `tensor`, which must be a whole (not a view) f32 tensor on the CPU.
 ///
-/// The tensors must be whole (not views) f32 tensors on the CPU.
-pub(crate) fn with_taken<R>(tensors: &[&Tensor], work: impl FnOnce(&mut [Vec<f32>]) -> R) -> Result<R> {
-    let mut taken = Taken {
-        tensors,
-        elements: Vec::with_capacity(tensors.len()),
+/// `work` must not touch the tensor by other ways: it would wait for itself.
+pub(crate) fn with_elements<R>(tensor: &Tensor, work: impl FnOnce(&mut [f32]) -> R) -> Result<R> {
+    let task = Task {
+        work: Cell::new(Some(work)),
+        outcome: Cell::new(None),
     };
-    for tensor in tensors {
-        let elements = take(tensor)?;
-        taken.elements.push(elements);
-    }
-    Ok(work(&mut taken.elements))
-}
-
-/// Storages on loan; given back on drop.
-struct Taken<'t> {
-    tensors: &'t [&'t Tensor],
-    elements: Vec<Vec<f32>>,
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        for (tensor, elements) in self.tensors.iter().zip(self.elements.drain(..)) {
-            put(tensor, elements).expect("a storage that was taken from a tensor fits back");
-        }
+    tensor.inplace_op1(&task)?;
+    match task.outcome.into_inner() {
+        Some(outcome) => Ok(outcome),
+        None => candle_core::bail!("an in-place op on {:?} did not run", tensor.dims()),
     }
 }
 
-fn take(tensor: &Tensor) -> Result<Vec<f32>> {
-    let swap = Swap::new(Vec::new());
-    tensor.inplace_op1(&swap)?;
-    let elements = swap.into_inner();
-    if elements.len() != tensor.elem_count() {
-        let found = elements.len();
-        put(tensor, elements)?;
-        candle_core::bail!(
-            "storage has {found} elements where the shape {:?} was expected",
-            tensor.dims()
-        );
-    }
-    Ok(elements)
+/// Work to be done once, and its outcome.
+struct Task<F, R> {
+    work: Cell<Option<F>>,
+    outcome: Cell<Option<R>>,
 }
 
-fn put(tensor: &Tensor, elements: Vec<f32>) -> Result<()> {
-    tensor.inplace_op1(&Swap::new(elements))
-}
-
-/// Exchanges a tensor's storage for its own.
-struct Swap(Mutex<Vec<f32>>);
-
-impl Swap {
-    fn new(elements: Vec<f32>) -> Self {
-        Self(Mutex::new(elements))
-    }
-
-    fn into_inner(self) -> Vec<f32> {
-        self.0.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-}
-
-impl InplaceOp1 for Swap {
+impl<R, F: FnOnce(&mut [f32]) -> R> InplaceOp1 for Task<F, R> {
     fn name(&self) -> &'static str {
-        "swap-storage"
+        "with-elements"
     }
 
-    fn cpu_fwd(&self, storage: &mut CpuStorage, _layout: &Layout) -> Result<()> {
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        let count = layout.shape().elem_count();
+        let is_whole = layout.is_contiguous() && layout.start_offset() == 0;
         match storage {
-            CpuStorage::F32(elements) => {
-                let mut own = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                std::mem::swap(elements, &mut *own);
+            CpuStorage::F32(elements) if is_whole && elements.len() == count => {
+                self.outcome.set(self.work.take().map(|work| work(elements)));
                 Ok(())
             }
-            _ => candle_core::bail!("swap-storage works on f32 storages"),
+            _ => candle_core::bail!("with-elements works on whole f32 tensors"),
         }
     }
 }
@@ -93,23 +49,41 @@ impl InplaceOp1 for Swap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::Device;
+    use candle_core::{DType, Device};
 
     #[test]
     fn changed_elements_are_seen_by_the_tensor_and_its_views() {
         let tensor = Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu).unwrap();
         let view = tensor.t().unwrap();
-        with_taken(&[&tensor], |elements| elements[0][1] = 7.0).unwrap();
+        let length = with_elements(&tensor, |elements| {
+            elements[1] = 7.0;
+            elements.len()
+        });
+        assert_eq!(length.unwrap(), 4);
         assert_eq!(view.to_vec2::<f32>().unwrap(), [[1.0, 3.0], [7.0, 4.0]]);
     }
 
     #[test]
-    fn elements_come_back_after_a_panic() {
+    fn a_tensor_can_be_used_after_a_panic() {
         let tensor = Tensor::new(&[1f32, 2.0], &Device::Cpu).unwrap();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            with_taken(&[&tensor], |_| std::panic::resume_unwind(Box::new("on purpose")))
+            with_elements(&tensor, |_| std::panic::resume_unwind(Box::new("on purpose")))
         }));
         assert!(panicked.is_err());
         assert_eq!(tensor.to_vec1::<f32>().unwrap(), [1.0, 2.0]);
+    }
+
+    #[test]
+    fn views_and_other_dtypes_are_refused() {
+        let tensor = Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu).unwrap();
+        let doubles = tensor.to_dtype(DType::F64).unwrap();
+        for refused in [
+            tensor.t().unwrap(),
+            tensor.get(0).unwrap(),
+            tensor.get(1).unwrap(),
+            doubles,
+        ] {
+            assert!(with_elements(&refused, |_| ()).is_err());
+        }
     }
 }

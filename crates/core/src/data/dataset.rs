@@ -47,6 +47,8 @@ impl TensorDataset {
                 candle_core::bail!("tensor {number} has {} rows, tensor 0 has {rows}", tensor.dim(0)?);
             }
         }
+        // Rows are picked by `index_select`, which takes no views.
+        let tensors = tensors.iter().map(Tensor::contiguous).collect::<candle_core::Result<_>>()?;
         Ok(Self { tensors })
     }
 }

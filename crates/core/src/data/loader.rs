@@ -2,7 +2,7 @@
 
 use super::dataset::Dataset;
 use super::order::Order;
-use crate::accumulation::Accumulation;
+use crate::accumulation::{Accumulation, OuterLoop};
 use crate::{Error, Result};
 use candle_core::Device;
 use sconce_collectives::World;
@@ -20,15 +20,10 @@ pub struct DataLoader<D> {
 impl<D: Dataset> DataLoader<D> {
     /// Reads `batch_size` samples per rank and batch, in order.
     ///
-    /// Samples at the end that do not fill a batch on every rank are filled up from the start, so that all ranks take
-    /// the same number of steps.
+    /// With several ranks, samples at the end that do not fill a batch on every rank are filled up from the start, so
+    /// that all ranks take the same number of steps. One rank alone gets a last batch that is short, as in PyTorch.
     pub fn new(dataset: D, batch_size: usize) -> Self {
-        Self {
-            dataset,
-            batch_size,
-            shuffle: false,
-            drop_last: false,
-        }
+        Self { dataset, batch_size, shuffle: false, drop_last: false }
     }
 
     /// Shuffles anew in every epoch, by the accelerator's seed.
@@ -66,34 +61,16 @@ impl<D: Dataset> PreparedLoader<D> {
         seed: u64,
         accumulation: Arc<Accumulation>,
     ) -> Result<Self> {
-        let DataLoader {
-            dataset,
-            batch_size,
-            shuffle,
-            drop_last,
-        } = loader;
+        let DataLoader { dataset, batch_size, shuffle, drop_last } = loader;
         let samples = dataset.len();
         if batch_size == 0 {
-            return Err(Error::Loader {
-                reason: "the batch size is 0; expected at least 1".into(),
-            });
+            return Err(Error::Loader { reason: "the batch size is 0; expected at least 1".into() });
         }
         if samples < world.size {
-            let reason = format!(
-                "{samples} samples for {} ranks; every rank needs at least one",
-                world.size
-            );
+            let reason = format!("{samples} samples for {} ranks; every rank needs at least one", world.size);
             return Err(Error::Loader { reason });
         }
-        let order = Order {
-            samples,
-            batch_size,
-            shuffle,
-            drop_last,
-            seed,
-            rank: world.rank,
-            world: world.size,
-        };
+        let order = Order { samples, batch_size, shuffle, drop_last, seed, rank: world.rank, world: world.size };
         if order.batches() == 0 {
             let reason = format!(
                 "{samples} samples do not fill one batch of {batch_size} on each of {} ranks, and drop_last is set",
@@ -101,13 +78,7 @@ impl<D: Dataset> PreparedLoader<D> {
             );
             return Err(Error::Loader { reason });
         }
-        Ok(Self {
-            dataset,
-            order,
-            epoch: 0,
-            device: device.clone(),
-            accumulation,
-        })
+        Ok(Self { dataset, order, epoch: 0, device: device.clone(), accumulation })
     }
 
     /// Returns the number of batches in an epoch, the same on every rank.
@@ -143,12 +114,8 @@ impl<'l, D: Dataset> IntoIterator for &'l mut PreparedLoader<D> {
     fn into_iter(self) -> LoaderIterator<'l, D> {
         let epoch = self.epoch;
         self.epoch += 1;
-        self.accumulation.set_last_of_loader(false);
-        LoaderIterator {
-            batches: self.order.of_epoch(epoch).into_iter().enumerate(),
-            loader: self,
-            epoch,
-        }
+        let outer = self.accumulation.enter_loader();
+        LoaderIterator { batches: self.order.of_epoch(epoch).into_iter().enumerate(), loader: self, epoch, outer }
     }
 }
 
@@ -158,6 +125,7 @@ pub struct LoaderIterator<'l, D> {
     loader: &'l PreparedLoader<D>,
     batches: std::iter::Enumerate<std::vec::IntoIter<Vec<usize>>>,
     epoch: u64,
+    outer: OuterLoop,
 }
 
 impl<D: Dataset> Iterator for LoaderIterator<'_, D> {
@@ -165,13 +133,9 @@ impl<D: Dataset> Iterator for LoaderIterator<'_, D> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let (batch, samples) = self.batches.next()?;
-        self.loader.accumulation.set_last_of_loader(self.batches.len() == 0);
+        self.loader.accumulation.begin_batch(self.batches.len() == 0);
         let made = self.loader.dataset.batch(&samples, &self.loader.device);
-        Some(made.map_err(|source| Error::Dataset {
-            batch,
-            epoch: self.epoch,
-            source,
-        }))
+        Some(made.map_err(|source| Error::Dataset { batch, epoch: self.epoch, source }))
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -180,3 +144,9 @@ impl<D: Dataset> Iterator for LoaderIterator<'_, D> {
 }
 
 impl<D: Dataset> ExactSizeIterator for LoaderIterator<'_, D> {}
+
+impl<D> Drop for LoaderIterator<'_, D> {
+    fn drop(&mut self) {
+        self.loader.accumulation.leave_loader(self.outer);
+    }
+}

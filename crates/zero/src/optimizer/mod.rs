@@ -31,12 +31,12 @@ pub trait OptimizerRule: Send + Sync + std::fmt::Debug {
     fn update(&self, update: &Update, parameter: &mut [f32], gradient: &[f32], state: StateSlices<'_>);
 }
 
-/// What holds for all elements in one step.
+/// What holds for all elements of a parameter in one step.
 #[derive(Debug, Clone, Copy)]
 pub struct Update {
     /// The learning rate of this step.
     pub learning_rate: f64,
-    /// The number of this step, from 1.
+    /// How often the parameter has been updated, this time included; steps in which no rank used it do not count.
     pub step: u64,
     /// A factor for the gradients, from clipping.
     pub gradient_scale: f32,

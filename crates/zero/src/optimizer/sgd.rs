@@ -58,14 +58,18 @@ impl OptimizerRule for Sgd {
             self.learning_rate >= 0.0,
         )?;
         in_range("momentum", self.momentum, "0 or more", self.momentum >= 0.0)?;
-        in_range("weight_decay", self.weight_decay, "0 or more", self.weight_decay >= 0.0)?;
-        let fits = !self.nesterov || (self.momentum > 0.0 && self.dampening == 0.0);
         in_range(
-            "momentum",
-            self.momentum,
-            "with nesterov: above 0, and no dampening",
-            fits,
-        )
+            "dampening",
+            self.dampening,
+            "a finite number",
+            self.dampening.is_finite(),
+        )?;
+        in_range("weight_decay", self.weight_decay, "0 or more", self.weight_decay >= 0.0)?;
+        if !self.nesterov {
+            return Ok(());
+        }
+        in_range("momentum", self.momentum, "above 0 with nesterov", self.momentum > 0.0)?;
+        in_range("dampening", self.dampening, "0 with nesterov", self.dampening == 0.0)
     }
 
     fn update(&self, update: &Update, parameter: &mut [f32], gradient: &[f32], state: StateSlices<'_>) {

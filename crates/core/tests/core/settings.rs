@@ -1,0 +1,145 @@
+//! The builder: settings from code, from the environment, and by default.
+
+use super::on_ranks;
+use sconce_collectives::single;
+use sconce_core::{Accelerator, AcceleratorBuilder, Error, Result, Sgd, ShardingStrategy, Weights};
+use std::time::Duration;
+
+fn build_with(builder: AcceleratorBuilder, variables: &[(&str, &str)]) -> Result<Box<dyn Accelerator>> {
+    builder.build_with(|name| {
+        variables
+            .iter()
+            .find(|(other, _)| *other == name)
+            .map(|(_, value)| (*value).into())
+    })
+}
+
+#[track_caller]
+fn assert_refused(builder: AcceleratorBuilder, variables: &[(&str, &str)], parts: &[&str]) {
+    let error = build_with(builder, variables).unwrap_err();
+    assert!(matches!(error, Error::Setting { .. }), "{error}");
+    let text = error.to_string();
+    for part in parts {
+        assert!(text.contains(part), "{part:?} in {text:?}");
+    }
+}
+
+#[test]
+fn an_empty_environment_makes_a_world_of_one_with_defaults() {
+    let acc = build_with(AcceleratorBuilder::default(), &[]).unwrap();
+    assert_eq!((acc.world().rank, acc.world().size), (0, 1));
+    assert_eq!((acc.accumulation().steps(), acc.seed()), (1, 0));
+    assert!(acc.is_main_process() && acc.is_local_main_process());
+    assert!(acc.device().is_cpu());
+    acc.wait_for_everyone().unwrap();
+}
+
+#[test]
+fn accumulation_steps_come_from_code_then_from_the_environment() {
+    let steps = |builder, value| {
+        build_with(builder, &[("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", value)])
+            .unwrap()
+            .accumulation()
+            .steps()
+    };
+    assert_eq!(steps(AcceleratorBuilder::default(), "3"), 3);
+    assert_eq!(steps(AcceleratorBuilder::default(), " 4 "), 4);
+    assert_eq!(steps(AcceleratorBuilder::default(), ""), 1);
+    assert_eq!(
+        steps(AcceleratorBuilder::default().gradient_accumulation_steps(5), "3"),
+        5
+    );
+}
+
+#[test]
+fn bad_values_are_refused_with_the_name_under_which_they_were_given() {
+    for variable in ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "SCONCE_TIMEOUT"] {
+        for value in ["x", "0", "-1", "2.5", "1 2", "99999999999999999999"] {
+            let parts = [variable, value, "whole number above 0"];
+            assert_refused(AcceleratorBuilder::default(), &[(variable, value)], &parts);
+        }
+    }
+    let builder = AcceleratorBuilder::default().gradient_accumulation_steps(0);
+    assert_refused(builder, &[], &["gradient_accumulation_steps", "\"0\"", "above 0"]);
+}
+
+#[test]
+fn mixed_precision_is_refused_by_name_and_value_and_no_is_accepted() {
+    for value in ["bf16", "fp16", "fp8", "yes"] {
+        let parts = ["ACCELERATE_MIXED_PRECISION", value, "f32 only", "\"no\""];
+        assert_refused(
+            AcceleratorBuilder::default(),
+            &[("ACCELERATE_MIXED_PRECISION", value)],
+            &parts,
+        );
+    }
+    for value in ["no", " no ", ""] {
+        build_with(AcceleratorBuilder::default(), &[("ACCELERATE_MIXED_PRECISION", value)]).unwrap();
+    }
+}
+
+#[test]
+fn errors_of_the_world_name_their_variable() {
+    let text = build_with(AcceleratorBuilder::default(), &[("RANK", "1")])
+        .unwrap_err()
+        .to_string();
+    assert!(text.contains("WORLD_SIZE"), "{text}");
+    let variables = [("RANK", "2"), ("WORLD_SIZE", "2")];
+    let text = build_with(AcceleratorBuilder::default(), &variables)
+        .unwrap_err()
+        .to_string();
+    assert!(text.contains("RANK"), "{text}");
+}
+
+#[test]
+fn a_group_given_in_code_decides_the_world_whatever_the_environment_says() {
+    on_ranks(3, |communicator| {
+        let rank = communicator.rank();
+        let builder = AcceleratorBuilder::default()
+            .communicator(communicator)
+            .timeout(Duration::from_secs(5));
+        let acc = build_with(builder, &[("RANK", "1"), ("WORLD_SIZE", "2")]).unwrap();
+        assert_eq!(
+            (acc.world().rank, acc.world().size, acc.world().local_rank),
+            (rank, 3, rank)
+        );
+        assert_eq!(acc.is_main_process(), rank == 0);
+        acc.wait_for_everyone().unwrap();
+    });
+}
+
+/// Shards everything.
+#[derive(Debug)]
+struct Everything;
+
+impl ShardingStrategy for Everything {
+    fn name(&self) -> &str {
+        "everything"
+    }
+
+    fn place(&self, _: &sconce_zero::ParameterInfo) -> sconce_zero::Placement {
+        let sharded = sconce_zero::Residence::Sharded;
+        sconce_zero::Placement {
+            parameter: sharded,
+            gradient: sharded,
+            optimizer_state: sharded,
+        }
+    }
+}
+
+#[test]
+fn a_strategy_that_shards_is_refused_when_the_optimizer_is_prepared() {
+    let acc = build_with(
+        AcceleratorBuilder::default()
+            .communicator(single())
+            .strategy(Everything),
+        &[],
+    )
+    .unwrap();
+    candle_nn::linear(2, 1, acc.var_builder(Weights::Random { seed: 0 }).unwrap()).unwrap();
+    let text = acc.prepare_optimizer(Box::new(Sgd::default())).unwrap_err().to_string();
+    assert!(
+        text.contains("everything") && text.contains("sharded") && text.contains("weight"),
+        "{text}"
+    );
+}

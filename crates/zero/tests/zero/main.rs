@@ -1,0 +1,109 @@
+//! Training through the engine, compared with plain candle variables, PyTorch traces and closed forms.
+//!
+//! Worlds are threads over shared memory; a test's rule is a function of one rank.
+
+mod accumulation;
+mod agreement;
+mod clipping;
+mod depth;
+mod misuse;
+mod optimizers;
+mod oracle;
+mod unused;
+mod weight_files;
+
+use candle_core::{DType, Device, Tensor};
+use candle_nn::Init;
+use sconce_collectives::{Communicator, Options, shm};
+use sconce_zero::{Engine, EngineOptions, OptimizerRule, Sgd, Weights};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Runs `work` on every rank of a world of threads; returns the results in rank order.
+fn on_ranks<R: Send>(size: usize, work: impl Fn(Arc<dyn Communicator>) -> R + Sync) -> Vec<R> {
+    let options = Options {
+        timeout: Duration::from_secs(60),
+        ..Options::default()
+    };
+    let ranks = shm::threads(size, &options).expect("threads can be made");
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(|| work(rank))).collect();
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().expect("the rank does not panic"))
+            .collect()
+    })
+}
+
+/// Options with buckets closed at these sizes in bytes.
+fn buckets(first: usize, others: usize) -> EngineOptions {
+    EngineOptions {
+        first_bucket_bytes: first,
+        bucket_bytes: others,
+        ..EngineOptions::default()
+    }
+}
+
+fn engine(communicator: &Arc<dyn Communicator>, options: EngineOptions) -> Engine {
+    Engine::new(Arc::clone(communicator), options).unwrap()
+}
+
+/// Plain gradient descent with a rate of 1 in [`Engine::step`].
+fn sgd() -> Box<dyn OptimizerRule> {
+    Box::new(Sgd::default())
+}
+
+/// Makes parameters of these names and sizes, one dimension each, with values drawn from their names.
+fn parameters<const N: usize>(engine: &Engine, names: [(&str, usize); N]) -> [Tensor; N] {
+    let vb = engine
+        .var_builder(Weights::Random { seed: 11 }, DType::F32, &Device::Cpu)
+        .unwrap();
+    names.map(|(name, size)| {
+        vb.get_with_hints(size, name, Init::Randn { mean: 0.0, stdev: 1.0 })
+            .unwrap()
+    })
+}
+
+/// Returns the sum of products: a loss whose gradient for `parameter` is exactly `gradient`.
+fn linear_loss(parameter: &Tensor, gradient: &[f32]) -> Tensor {
+    let gradient = Tensor::from_slice(gradient, parameter.shape(), &Device::Cpu).unwrap();
+    (parameter * gradient).unwrap().sum_all().unwrap()
+}
+
+fn add(a: Tensor, b: &Tensor) -> Tensor {
+    (a + b).unwrap()
+}
+
+fn flat(tensor: &Tensor) -> Vec<f32> {
+    tensor.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// All current values, in order of name.
+fn values(engine: &Engine) -> Vec<f32> {
+    engine.tensors().iter().flat_map(|(_, tensor)| flat(tensor)).collect()
+}
+
+/// A gradient of `size` numbers that depends on `seed`, of magnitudes over four decades.
+fn gradient(size: usize, seed: usize) -> Vec<f32> {
+    let value = |i: usize| ((i * 37 + seed * 101 + 13) as f32).sin() * 10f32.powi((i + seed) as i32 % 4 - 2);
+    (0..size).map(value).collect()
+}
+
+/// Returns the element-wise mean, in f64.
+fn mean(all: &[Vec<f32>]) -> Vec<f64> {
+    let sum = |i: usize| all.iter().map(|one| f64::from(one[i])).sum::<f64>();
+    (0..all[0].len()).map(|i| sum(i) / all.len() as f64).collect()
+}
+
+/// Returns the largest `|found - expected| / (1 + |expected|)`.
+fn deviation(found: &[f32], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let pairs = found.iter().zip(expected);
+    pairs
+        .map(|(f, e)| (f64::from(*f) - e).abs() / (1.0 + e.abs()))
+        .fold(0.0, f64::max)
+}
