@@ -22,7 +22,10 @@ const CONFIG: &str = r#"{
 }"#;
 
 fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|argument| argument != "--bench")
+        .collect();
     let pairs = match arguments.as_slice() {
         [] => 21,
         [flag, value] if flag == "--pairs" => value.parse::<usize>()?.max(1),
@@ -40,7 +43,11 @@ fn main() -> Result<()> {
         let mut took = [0.0; 2];
         for which in order {
             let start = Instant::now();
-            if which == 0 { plain()? } else { managed()? };
+            if which == 0 {
+                plain()?
+            } else {
+                managed()?
+            };
             took[which] = start.elapsed().as_secs_f64();
         }
         if pair >= 2 {
@@ -59,7 +66,10 @@ fn main() -> Result<()> {
         });
         println!("{line}");
     }
-    println!("{}", serde_json::json!({ "pairs": pairs, "overhead": round(median(ratios) - 1.0) }));
+    println!(
+        "{}",
+        serde_json::json!({ "pairs": pairs, "overhead": round(median(ratios) - 1.0) })
+    );
     Ok(())
 }
 
@@ -67,7 +77,10 @@ fn main() -> Result<()> {
 fn plain_step(config: &LlamaConfig, tokens: &Tensor) -> Result<impl FnMut() -> Result<()>> {
     let variables = VarMap::new();
     let model = Llama::new(config, VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu))?;
-    let settings = ParamsAdamW { lr: 1e-4, ..ParamsAdamW::default() };
+    let settings = ParamsAdamW {
+        lr: 1e-4,
+        ..ParamsAdamW::default()
+    };
     let mut optimizer = candle_nn::AdamW::new(variables.all_vars(), settings)?;
     let tokens = tokens.clone();
     Ok(move || {
@@ -80,9 +93,14 @@ fn plain_step(config: &LlamaConfig, tokens: &Tensor) -> Result<impl FnMut() -> R
 
 /// The same loop with the four lines changed.
 fn managed_step(config: &LlamaConfig, tokens: &Tensor) -> Result<impl FnMut() -> Result<()>> {
-    let acc = AcceleratorBuilder::default().communicator(sconce_collectives::single()).build()?;
+    let acc = AcceleratorBuilder::default()
+        .communicator(sconce_collectives::single())
+        .build()?;
     let model = Llama::new(config, acc.var_builder(Weights::Random { seed: 1 })?)?;
-    let rule = AdamW { learning_rate: 1e-4, ..AdamW::default() };
+    let rule = AdamW {
+        learning_rate: 1e-4,
+        ..AdamW::default()
+    };
     let loader = DataLoader::new(TensorDataset::new(vec![tokens.clone()])?, 4);
     let (mut optimizer, mut loader, mut scheduler) = acc.prepare(rule, loader, ConstantSchedule)?;
     Ok(move || {

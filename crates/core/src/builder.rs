@@ -127,21 +127,38 @@ impl AcceleratorBuilder {
             },
         )?;
         let seed = self.seed.unwrap_or(0);
-        Ok(Box::new(ManagedAccelerator::new(world, connection, engine, Device::Cpu, seed, Accumulation::new(steps))))
+        Ok(Box::new(ManagedAccelerator::new(
+            world,
+            connection,
+            engine,
+            Device::Cpu,
+            seed,
+            Accumulation::new(steps),
+        )))
     }
 }
 
 fn number(lookup: &impl Fn(&str) -> Option<String>, name: &'static str) -> Result<Option<u64>> {
-    let Some(value) = lookup(name).filter(|value| !value.trim().is_empty()) else { return Ok(None) };
+    let Some(value) = lookup(name).filter(|value| !value.trim().is_empty()) else {
+        return Ok(None);
+    };
     match value.trim().parse() {
         Ok(number) => Ok(Some(number)),
-        Err(_) => Err(Error::Setting { setting: name, value, expected: ABOVE_ZERO.into() }),
+        Err(_) => Err(Error::Setting {
+            setting: name,
+            value,
+            expected: ABOVE_ZERO.into(),
+        }),
     }
 }
 
 fn above_zero(setting: &'static str, value: Option<u64>) -> Result<Option<u64>> {
     match value {
-        Some(0) => Err(Error::Setting { setting, value: "0".into(), expected: ABOVE_ZERO.into() }),
+        Some(0) => Err(Error::Setting {
+            setting,
+            value: "0".into(),
+            expected: ABOVE_ZERO.into(),
+        }),
         other => Ok(other),
     }
 }

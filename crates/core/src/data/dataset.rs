@@ -48,7 +48,10 @@ impl TensorDataset {
             }
         }
         // Rows are picked by `index_select`, which takes no views.
-        let tensors = tensors.iter().map(Tensor::contiguous).collect::<candle_core::Result<_>>()?;
+        let tensors = tensors
+            .iter()
+            .map(Tensor::contiguous)
+            .collect::<candle_core::Result<_>>()?;
         Ok(Self { tensors })
     }
 }

@@ -25,7 +25,11 @@ impl Order {
     /// Returns the number of batches that every rank sees in an epoch.
     pub(super) fn batches(&self) -> usize {
         let together = self.batch_size * self.world;
-        if self.drop_last { self.samples / together } else { self.samples.div_ceil(together) }
+        if self.drop_last {
+            self.samples / together
+        } else {
+            self.samples.div_ceil(together)
+        }
     }
 
     /// Returns the samples of this rank's batches in `epoch`.
@@ -52,7 +56,15 @@ mod tests {
     use super::Order;
 
     fn order(samples: usize, batch_size: usize, world: usize, rank: usize) -> Order {
-        Order { samples, batch_size, shuffle: false, drop_last: false, seed: 7, rank, world }
+        Order {
+            samples,
+            batch_size,
+            shuffle: false,
+            drop_last: false,
+            seed: 7,
+            rank,
+            world,
+        }
     }
 
     #[test]
@@ -66,14 +78,24 @@ mod tests {
         assert_eq!(order(5, 2, 2, 0).of_epoch(0), [[0, 1], [4, 0]]);
         assert_eq!(order(5, 2, 2, 1).of_epoch(0), [[2, 3], [1, 2]]);
         assert_eq!(order(5, 2, 1, 0).of_epoch(0), [vec![0, 1], vec![2, 3], vec![4]]);
-        let dropping = Order { drop_last: true, ..order(7, 2, 2, 1) };
+        let dropping = Order {
+            drop_last: true,
+            ..order(7, 2, 2, 1)
+        };
         assert_eq!(dropping.of_epoch(0), [[2, 3]]);
     }
 
     #[test]
     fn shuffling_is_a_function_of_seed_and_epoch_and_covers_every_sample_once() {
         let of = |seed, epoch| {
-            let rank = |rank| Order { shuffle: true, seed, ..order(12, 2, 3, rank) }.of_epoch(epoch);
+            let rank = |rank| {
+                Order {
+                    shuffle: true,
+                    seed,
+                    ..order(12, 2, 3, rank)
+                }
+                .of_epoch(epoch)
+            };
             (0..3).flat_map(rank).flatten().collect::<Vec<_>>()
         };
         assert_eq!(of(1, 0), of(1, 0));
