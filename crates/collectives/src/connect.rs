@@ -21,9 +21,17 @@ pub struct Connection {
 /// When the store cannot be reached, ranks do not come in time, or no backend serves this world.
 pub fn connect(world: &World, options: &Options) -> Result<Connection> {
     if world.size == 1 {
-        return Ok(Connection { communicator: single(), store: None, _server: None });
+        return Ok(Connection {
+            communicator: single(),
+            store: None,
+            _server: None,
+        });
     }
     let (server, client) = join(world, options.timeout)?;
     let communicator = shm::connect(world, &client, options)?;
-    Ok(Connection { communicator, store: Some(client), _server: server })
+    Ok(Connection {
+        communicator,
+        store: Some(client),
+        _server: server,
+    })
 }

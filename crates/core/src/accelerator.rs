@@ -89,7 +89,13 @@ impl<'a> dyn Accelerator + 'a {
     /// # Errors
     /// [`Error::Loader`] when the data cannot serve this world.
     pub fn prepare_loader<D: Dataset>(&self, loader: DataLoader<D>) -> Result<PreparedLoader<D>> {
-        PreparedLoader::new(loader, self.world(), self.device(), self.seed(), Arc::clone(self.accumulation()))
+        PreparedLoader::new(
+            loader,
+            self.world(),
+            self.device(),
+            self.seed(),
+            Arc::clone(self.accumulation()),
+        )
     }
 
     /// Begins a micro-batch; call it first in the loop when gradients accumulate over several.

@@ -129,15 +129,28 @@ impl AcceleratorBuilder {
             },
         )?;
         let seed = self.seed.unwrap_or(0);
-        Ok(Box::new(ManagedAccelerator::new(world, connection, engine, Device::Cpu, seed, Accumulation::new(steps))))
+        Ok(Box::new(ManagedAccelerator::new(
+            world,
+            connection,
+            engine,
+            Device::Cpu,
+            seed,
+            Accumulation::new(steps),
+        )))
     }
 }
 
 fn number<T: FromStr>(lookup: &impl Fn(&str) -> Option<String>, name: &'static str) -> Result<Option<T>> {
-    let Some(value) = lookup(name).filter(|value| !value.trim().is_empty()) else { return Ok(None) };
+    let Some(value) = lookup(name).filter(|value| !value.trim().is_empty()) else {
+        return Ok(None);
+    };
     match value.trim().parse() {
         Ok(number) => Ok(Some(number)),
-        Err(_) => Err(Error::Setting { setting: name, value, expected: "a whole number".into() }),
+        Err(_) => Err(Error::Setting {
+            setting: name,
+            value,
+            expected: "a whole number".into(),
+        }),
     }
 }
 

@@ -74,13 +74,21 @@ impl Accelerator for ManagedAccelerator {
     fn prepare_optimizer(&self, rule: Box<dyn OptimizerRule>) -> Result<Optimizer> {
         let learning_rate = rule.base_learning_rate();
         self.engine.set_optimizer(rule)?;
-        Ok(Optimizer::new(Arc::clone(&self.engine), Arc::clone(&self.accumulation), learning_rate))
+        Ok(Optimizer::new(
+            Arc::clone(&self.engine),
+            Arc::clone(&self.accumulation),
+            learning_rate,
+        ))
     }
 
     fn backward(&self, loss: &Tensor) -> Result<()> {
         check_announced(&self.accumulation)?;
         let steps = self.accumulation.steps();
-        let scaled = if steps == 1 { loss.clone() } else { (loss / steps as f64)? };
+        let scaled = if steps == 1 {
+            loss.clone()
+        } else {
+            (loss / steps as f64)?
+        };
         Ok(self.engine.backward(&scaled, self.accumulation.synchronises())?)
     }
 

@@ -1,7 +1,7 @@
 //! The optimizer as the loop sees it: it steps when an accumulation window ends.
 
-use crate::accumulation::Accumulation;
 use crate::Result;
+use crate::accumulation::Accumulation;
 use sconce_zero::Engine;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -37,8 +37,15 @@ impl LearningRate {
 
 impl Optimizer {
     pub(crate) fn new(engine: Arc<Engine>, accumulation: Arc<Accumulation>, base: f64) -> Self {
-        let learning_rate = Arc::new(LearningRate { base, current: AtomicU64::new(base.to_bits()) });
-        Self { engine, accumulation, learning_rate }
+        let learning_rate = Arc::new(LearningRate {
+            base,
+            current: AtomicU64::new(base.to_bits()),
+        });
+        Self {
+            engine,
+            accumulation,
+            learning_rate,
+        }
     }
 
     /// Updates the parameters; does nothing inside an accumulation window.

@@ -17,7 +17,10 @@ pub(crate) fn pad_across_processes(
         return Err(Error::Setting {
             setting: "pad_across_processes dim",
             value: dim.to_string(),
-            expected: format!("a dimension that all ranks have; rank {rank} has shape {:?}", shapes[rank]),
+            expected: format!(
+                "a dimension that all ranks have; rank {rank} has shape {:?}",
+                shapes[rank]
+            ),
         });
     }
     let longest = shapes.iter().map(|shape| shape[dim]).max().unwrap_or(0);

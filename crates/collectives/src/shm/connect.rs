@@ -34,12 +34,19 @@ pub fn connect(world: &World, store: &StoreClient, options: &Options) -> Result<
     }
     if world.local_size != world.size {
         return Err(Error::Unsupported {
-            what: format!("shared memory for {} ranks of which {} are on this host", world.size, world.local_size),
+            what: format!(
+                "shared memory for {} ranks of which {} are on this host",
+                world.size, world.local_size
+            ),
             hint: "several hosts need the nccl or mpi backend".into(),
         });
     }
     let deadline = Instant::now() + options.timeout;
-    let (segment, links) = if world.rank == 0 { host(world, store, deadline)? } else { join(world, store, deadline)? };
+    let (segment, links) = if world.rank == 0 {
+        host(world, store, deadline)?
+    } else {
+        join(world, store, deadline)?
+    };
     let group = Group::attach("world".into(), world.rank, world.size, segment, links, options)?;
     Ok(Arc::new(ShmCommunicator::new(group)))
 }
@@ -58,7 +65,12 @@ fn host(world: &World, store: &StoreClient, deadline: Instant) -> Result<(OwnedF
                 rank: 0,
                 seconds: start.elapsed().as_secs_f64(),
                 operation: "the start of the group".into(),
-                missing: peers.iter().enumerate().filter(|(_, peer)| peer.is_none()).map(|(n, _)| n + 1).collect(),
+                missing: peers
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, peer)| peer.is_none())
+                    .map(|(n, _)| n + 1)
+                    .collect(),
             });
         }
         let (socket, _) = listener.accept().map_err(|e| io("accepting another rank", e))?;
@@ -94,7 +106,9 @@ fn join(world: &World, store: &StoreClient, deadline: Instant) -> Result<(OwnedF
             hint: "start all ranks as one user".into(),
         });
     }
-    socket.write_all(&(world.rank as u64).to_le_bytes()).map_err(|e| io(context, e))?;
+    socket
+        .write_all(&(world.rank as u64).to_le_bytes())
+        .map_err(|e| io(context, e))?;
     let (_, mut files) = descriptors::receive(&socket, remaining(deadline))?;
     match files.pop() {
         Some(segment) => Ok((segment, Links::Leaf(socket))),
@@ -111,7 +125,10 @@ fn is_same_user(socket: &UnixStream) -> bool {
 
 fn readable(listener: &UnixListener, deadline: Instant) -> Result<bool> {
     let left = remaining(deadline);
-    let timeout = Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos() as _ };
+    let timeout = Timespec {
+        tv_sec: left.as_secs() as _,
+        tv_nsec: left.subsec_nanos() as _,
+    };
     match poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&timeout)) {
         Ok(ready) => Ok(ready > 0),
         Err(rustix::io::Errno::INTR) => readable(listener, deadline),
@@ -120,5 +137,7 @@ fn readable(listener: &UnixListener, deadline: Instant) -> Result<bool> {
 }
 
 fn remaining(deadline: Instant) -> Duration {
-    deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+    deadline
+        .saturating_duration_since(Instant::now())
+        .max(Duration::from_millis(1))
 }

@@ -19,7 +19,11 @@ pub trait Dataset {
     ///
     /// # Errors
     /// Whatever reading a sample may fail with.
-    fn batch(&self, samples: &[usize], device: &Device) -> Result<Self::Batch, Box<dyn std::error::Error + Send + Sync>>;
+    fn batch(
+        &self,
+        samples: &[usize],
+        device: &Device,
+    ) -> Result<Self::Batch, Box<dyn std::error::Error + Send + Sync>>;
 }
 
 /// Tensors whose rows (dimension 0) are the samples; a batch is the same rows of each.
@@ -34,7 +38,9 @@ impl TensorDataset {
     /// # Errors
     /// When there is no tensor, one has no dimension, or the numbers of rows differ.
     pub fn new(tensors: Vec<Tensor>) -> candle_core::Result<Self> {
-        let Some(first) = tensors.first() else { candle_core::bail!("a data set needs at least one tensor") };
+        let Some(first) = tensors.first() else {
+            candle_core::bail!("a data set needs at least one tensor")
+        };
         let rows = first.dim(0)?;
         for (number, tensor) in tensors.iter().enumerate() {
             if tensor.dim(0)? != rows {
@@ -52,7 +58,11 @@ impl Dataset for TensorDataset {
         self.tensors[0].dims()[0]
     }
 
-    fn batch(&self, samples: &[usize], device: &Device) -> Result<Vec<Tensor>, Box<dyn std::error::Error + Send + Sync>> {
+    fn batch(
+        &self,
+        samples: &[usize],
+        device: &Device,
+    ) -> Result<Vec<Tensor>, Box<dyn std::error::Error + Send + Sync>> {
         let numbers: Vec<u32> = samples.iter().map(|sample| *sample as u32).collect();
         let select = |tensor: &Tensor| {
             let numbers = Tensor::new(numbers.as_slice(), tensor.device())?;

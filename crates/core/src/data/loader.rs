@@ -23,7 +23,12 @@ impl<D: Dataset> DataLoader<D> {
     /// Samples at the end that do not fill a batch on every rank are filled up from the start, so that all ranks take
     /// the same number of steps.
     pub fn new(dataset: D, batch_size: usize) -> Self {
-        Self { dataset, batch_size, shuffle: false, drop_last: false }
+        Self {
+            dataset,
+            batch_size,
+            shuffle: false,
+            drop_last: false,
+        }
     }
 
     /// Shuffles anew in every epoch, by the accelerator's seed.
@@ -61,16 +66,34 @@ impl<D: Dataset> PreparedLoader<D> {
         seed: u64,
         accumulation: Arc<Accumulation>,
     ) -> Result<Self> {
-        let DataLoader { dataset, batch_size, shuffle, drop_last } = loader;
+        let DataLoader {
+            dataset,
+            batch_size,
+            shuffle,
+            drop_last,
+        } = loader;
         let samples = dataset.len();
         if batch_size == 0 {
-            return Err(Error::Loader { reason: "the batch size is 0; expected at least 1".into() });
+            return Err(Error::Loader {
+                reason: "the batch size is 0; expected at least 1".into(),
+            });
         }
         if samples < world.size {
-            let reason = format!("{samples} samples for {} ranks; every rank needs at least one", world.size);
+            let reason = format!(
+                "{samples} samples for {} ranks; every rank needs at least one",
+                world.size
+            );
             return Err(Error::Loader { reason });
         }
-        let order = Order { samples, batch_size, shuffle, drop_last, seed, rank: world.rank, world: world.size };
+        let order = Order {
+            samples,
+            batch_size,
+            shuffle,
+            drop_last,
+            seed,
+            rank: world.rank,
+            world: world.size,
+        };
         if order.batches() == 0 {
             let reason = format!(
                 "{samples} samples do not fill one batch of {batch_size} on each of {} ranks, and drop_last is set",
@@ -78,7 +101,13 @@ impl<D: Dataset> PreparedLoader<D> {
             );
             return Err(Error::Loader { reason });
         }
-        Ok(Self { dataset, order, epoch: 0, device: device.clone(), accumulation })
+        Ok(Self {
+            dataset,
+            order,
+            epoch: 0,
+            device: device.clone(),
+            accumulation,
+        })
     }
 
     /// Returns the number of batches in an epoch, the same on every rank.
@@ -115,7 +144,11 @@ impl<'l, D: Dataset> IntoIterator for &'l mut PreparedLoader<D> {
         let epoch = self.epoch;
         self.epoch += 1;
         self.accumulation.set_last_of_loader(false);
-        LoaderIterator { batches: self.order.of_epoch(epoch).into_iter().enumerate(), loader: self, epoch }
+        LoaderIterator {
+            batches: self.order.of_epoch(epoch).into_iter().enumerate(),
+            loader: self,
+            epoch,
+        }
     }
 }
 
@@ -134,7 +167,11 @@ impl<D: Dataset> Iterator for LoaderIterator<'_, D> {
         let (batch, samples) = self.batches.next()?;
         self.loader.accumulation.set_last_of_loader(self.batches.len() == 0);
         let made = self.loader.dataset.batch(&samples, &self.loader.device);
-        Some(made.map_err(|source| Error::Dataset { batch, epoch: self.epoch, source }))
+        Some(made.map_err(|source| Error::Dataset {
+            batch,
+            epoch: self.epoch,
+            source,
+        }))
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {

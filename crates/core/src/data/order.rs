@@ -24,7 +24,11 @@ impl Order {
     /// Returns the number of batches that every rank sees in an epoch.
     pub(super) fn batches(&self) -> usize {
         let together = self.batch_size * self.world;
-        if self.drop_last { self.samples / together } else { self.samples.div_ceil(together) }
+        if self.drop_last {
+            self.samples / together
+        } else {
+            self.samples.div_ceil(together)
+        }
     }
 
     /// Returns the samples of this rank's batches in `epoch`.
@@ -38,7 +42,9 @@ impl Order {
         }
         let batch = |number: usize| {
             let start = (number * self.world + self.rank) * self.batch_size;
-            (start..start + self.batch_size).map(|at| order[at % self.samples]).collect()
+            (start..start + self.batch_size)
+                .map(|at| order[at % self.samples])
+                .collect()
         };
         (0..self.batches()).map(batch).collect()
     }
@@ -49,7 +55,15 @@ mod tests {
     use super::Order;
 
     fn order(samples: usize, batch_size: usize, world: usize, rank: usize) -> Order {
-        Order { samples, batch_size, shuffle: false, drop_last: false, seed: 7, rank, world }
+        Order {
+            samples,
+            batch_size,
+            shuffle: false,
+            drop_last: false,
+            seed: 7,
+            rank,
+            world,
+        }
     }
 
     #[test]
@@ -62,14 +76,24 @@ mod tests {
     fn a_short_end_is_filled_from_the_start_or_dropped() {
         assert_eq!(order(5, 2, 2, 0).of_epoch(0), [[0, 1], [4, 0]]);
         assert_eq!(order(5, 2, 2, 1).of_epoch(0), [[2, 3], [1, 2]]);
-        let dropping = Order { drop_last: true, ..order(7, 2, 2, 1) };
+        let dropping = Order {
+            drop_last: true,
+            ..order(7, 2, 2, 1)
+        };
         assert_eq!(dropping.of_epoch(0), [[2, 3]]);
     }
 
     #[test]
     fn shuffling_is_a_function_of_seed_and_epoch_and_covers_every_sample_once() {
         let of = |seed, epoch| {
-            let rank = |rank| Order { shuffle: true, seed, ..order(12, 2, 3, rank) }.of_epoch(epoch);
+            let rank = |rank| {
+                Order {
+                    shuffle: true,
+                    seed,
+                    ..order(12, 2, 3, rank)
+                }
+                .of_epoch(epoch)
+            };
             (0..3).flat_map(rank).flatten().collect::<Vec<_>>()
         };
         assert_eq!(of(1, 0), of(1, 0));

@@ -61,6 +61,7 @@ impl<S: Schedule> Scheduler<S> {
     }
 
     fn apply(&self) {
-        self.learning_rate.set(self.schedule.learning_rate(self.learning_rate.base(), self.steps));
+        self.learning_rate
+            .set(self.schedule.learning_rate(self.learning_rate.base(), self.steps));
     }
 }
