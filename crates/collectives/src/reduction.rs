@@ -299,7 +299,7 @@ mod tests {
                             at: &|_| target,
                         },
                         1,
-                    )
+                    );
                 };
                 assert!(output[0].is_nan());
             }

@@ -208,7 +208,7 @@ impl Passage<'_> {
         let produce = |round| {
             buffer
                 .part(piece_of(&parts[rank], round, STAGE))
-                .copy_to(segment, slot(rank, round), 0)
+                .copy_to(segment, slot(rank, round), 0);
         };
         let consume = |round| {
             for (peer, part) in parts.iter().enumerate().filter(|(peer, _)| *peer != rank) {
