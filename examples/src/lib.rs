@@ -26,4 +26,5 @@
 
 pub mod huggingface;
 pub mod models;
+pub mod report;
 pub mod text;

@@ -129,6 +129,17 @@ impl<'a> dyn Accelerator + 'a {
         Ok(self.communicator().barrier()?)
     }
 
+    /// Makes all ranks succeed or fail together: the value if every rank has one, else the same failure everywhere.
+    ///
+    /// Use it after work that each rank does alone, such as reading files. Rank 0 gets the failing rank's message;
+    /// the others get [`Error::ReportedByMain`], so that a program can print the message once.
+    ///
+    /// # Errors
+    /// As said above, and when the group fails.
+    pub fn together<T, E: std::fmt::Display>(&self, outcome: Result<T, E>) -> Result<T> {
+        crate::together::together(&**self.communicator(), outcome)
+    }
+
     /// Prints one line, on rank 0 only.
     pub fn print(&self, line: impl std::fmt::Display) {
         if self.is_main_process() {

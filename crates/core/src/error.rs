@@ -41,6 +41,17 @@ pub enum Error {
         /// What must come first.
         hint: String,
     },
+    /// Work that every rank does alone failed on at least one.
+    #[error("{}{message}", if *rank == 0 { String::new() } else { format!("rank {rank}: ") })]
+    Together {
+        /// The first rank on which it failed.
+        rank: usize,
+        /// That rank's message.
+        message: String,
+    },
+    /// Work that every rank does alone failed, and rank 0 has the message.
+    #[error("stopped with the other ranks; rank 0 has the message")]
+    ReportedByMain,
     /// Managed state failed.
     #[error(transparent)]
     Zero(#[from] sconce_zero::Error),

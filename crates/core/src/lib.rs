@@ -37,6 +37,7 @@ pub mod nn;
 mod optimizer;
 pub mod schedule;
 mod tensors;
+mod together;
 
 pub use accelerator::Accelerator;
 pub use builder::{AcceleratorBuilder, accelerator};

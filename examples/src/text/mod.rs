@@ -9,4 +9,4 @@ mod token_file;
 mod token_rows;
 
 pub use text_encoder::TextEncoder;
-pub use token_rows::{DEFAULT_SEQUENCE_LENGTH, TokenRows};
+pub use token_rows::{DEFAULT_SEQUENCE_LENGTH, TokenBatch, TokenRows};

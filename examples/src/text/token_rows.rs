@@ -4,6 +4,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use candle_core::{Device, Tensor};
+use sconce_core::Dataset;
 
 use super::TextEncoder;
 use super::documents::read_documents;
@@ -28,6 +30,33 @@ pub struct TokenRows {
     pub rows: usize,
     /// Rows that belong to one optimizer step, where the file says so.
     pub rows_per_step: Option<usize>,
+}
+
+/// A batch of rows.
+#[derive(Clone, Debug)]
+pub struct TokenBatch {
+    /// Token ids, i64 [batch, sequence].
+    pub tokens: Tensor,
+    /// Labels, i64 [batch, sequence], -100 where a position does not count.
+    pub labels: Tensor,
+}
+
+impl Dataset for TokenRows {
+    type Batch = TokenBatch;
+
+    fn len(&self) -> usize {
+        self.rows
+    }
+
+    fn batch(&self, rows: &[usize], device: &Device) -> Result<TokenBatch, Box<dyn std::error::Error + Send + Sync>> {
+        let shape = (rows.len(), self.sequence_length);
+        let tokens: Vec<i64> = rows.iter().flat_map(|row| self.row(*row)).copied().collect();
+        let labels: Vec<i64> = rows.iter().flat_map(|row| self.row_labels(*row)).copied().collect();
+        Ok(TokenBatch {
+            tokens: Tensor::from_vec(tokens, shape, device)?,
+            labels: Tensor::from_vec(labels, shape, device)?,
+        })
+    }
 }
 
 impl TokenRows {

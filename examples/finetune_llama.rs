@@ -1,0 +1,276 @@
+//! Fine-tunes a HuggingFace Llama on text or token rows, on any number of ranks.
+//!
+//! ```text
+//! sconce launch --num_processes 2 --example finetune_llama -- --model_dir DIR --data FILE --output_dir OUT
+//! ```
+//!
+//! The training loop is [`train`]; what comes before it reads input, what comes after writes the result.
+
+use std::fs::File;
+use std::io::{IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use candle_core::DType;
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use sconce_core::{
+    Accelerator, AcceleratorBuilder, AdamW, DataLoader, Dataset as _, LinearSchedule, ReduceOp, WeightFiles, Weights,
+};
+use sconce_examples::huggingface::{ModelFolder, check_model_folder_is_free, write_model_folder};
+use sconce_examples::models::{Llama, LlamaConfig};
+use sconce_examples::report;
+use sconce_examples::text::TokenRows;
+
+/// Fine-tunes a HuggingFace Llama.
+#[derive(Debug, Parser)]
+#[command(rename_all = "snake_case")]
+struct Arguments {
+    /// Folder with config.json and safetensors weights; the small model shipped with the examples by default.
+    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/tiny-llama"), hide_default_value = true)]
+    model_dir: PathBuf,
+    /// Text, JSON lines with a `text` field, or safetensors with `tokens` [steps, global batch, sequence] and optional
+    /// `labels`; a short text shipped with the examples by default.
+    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/text/declaration_of_independence.txt"), hide_default_value = true)]
+    data: PathBuf,
+    /// Tokens in a row of text [default: 128].
+    #[arg(long)]
+    sequence_length: Option<usize>,
+    /// Optimizer steps; by default three times through a text, once through a file of tokens.
+    #[arg(long)]
+    steps: Option<u64>,
+    /// Rows that one rank takes at a time; by default 4 of a text, the rank's share of a step of a file of tokens.
+    #[arg(long)]
+    per_device_batch_size: Option<usize>,
+    /// Micro-batches whose gradients add up to one optimizer step.
+    #[arg(long)]
+    gradient_accumulation_steps: Option<u64>,
+    /// Highest learning rate.
+    #[arg(long, default_value_t = 5e-5)]
+    lr: f64,
+    #[arg(long, default_value_t = 0.9)]
+    adam_beta1: f64,
+    #[arg(long, default_value_t = 0.999)]
+    adam_beta2: f64,
+    #[arg(long, default_value_t = 1e-8)]
+    adam_epsilon: f64,
+    /// Decoupled weight decay of every parameter.
+    #[arg(long, default_value_t = 0.0)]
+    weight_decay: f64,
+    /// Optimizer steps over which the learning rate rises from 0; then it falls to 0 at the last step.
+    #[arg(long, default_value_t = 0)]
+    warmup_steps: u64,
+    /// Largest global norm of the gradients.
+    #[arg(long, default_value_t = 1.0)]
+    max_grad_norm: f64,
+    /// Seed for the order of rows of a text.
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// New or empty folder for the trained model.
+    #[arg(long)]
+    output_dir: Option<PathBuf>,
+    /// File for one JSON line per optimizer step: step, loss, grad_norm, lr, tokens_per_second.
+    #[arg(long)]
+    metrics_out: Option<PathBuf>,
+    /// Optimizer steps between two printed lines.
+    #[arg(long, default_value_t = 10)]
+    logging_steps: u64,
+}
+
+/// What a run works on, checked.
+struct Run {
+    folder: ModelFolder,
+    model: Llama,
+    rows: TokenRows,
+    batch_size: usize,
+    steps: u64,
+    metrics: Option<File>,
+}
+
+fn main() -> ExitCode {
+    match report::parse_arguments() {
+        Ok(arguments) => report::exit_code(run(&arguments)),
+        Err(code) => code,
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    let mut builder = AcceleratorBuilder::default().seed(arguments.seed);
+    if let Some(steps) = arguments.gradient_accumulation_steps {
+        builder = builder.gradient_accumulation_steps(steps);
+    }
+    let acc = builder.build()?;
+    let run = acc.together(prepare(arguments, &*acc))?;
+    let folder = train(arguments, &*acc, run)?;
+    if let Some(directory) = &arguments.output_dir {
+        let write = || write_model_folder(directory, &folder, acc.state_dict());
+        acc.together(if acc.is_main_process() { write() } else { Ok(()) })?;
+        acc.print(format_args!("wrote {}", directory.display()));
+    }
+    Ok(())
+}
+
+/// Reads and checks everything that a run needs; no rank waits for another here.
+fn prepare(arguments: &Arguments, acc: &dyn Accelerator) -> Result<Run> {
+    ensure!(arguments.logging_steps > 0, "--logging_steps is 0, expected at least 1");
+    if let Some(directory) = arguments.output_dir.as_ref().filter(|_| acc.is_main_process()) {
+        check_model_folder_is_free(directory)?;
+    }
+    let folder = ModelFolder::open(&arguments.model_dir)?;
+    let config = LlamaConfig::from_model_folder(&folder)?;
+    let rows =
+        TokenRows::read(&arguments.data, folder.tokenizer.as_deref(), config.vocab_size, arguments.sequence_length)?;
+    let (batch_size, steps) = shape_of_run(arguments, acc, &rows)?;
+    let weights = Weights::Files(WeightFiles::open(&folder.weights)?);
+    let model = Llama::new(&config, acc.var_builder(weights)?)?;
+    let metrics = match arguments.metrics_out.as_ref().filter(|_| acc.is_main_process()) {
+        Some(path) => Some(File::create(path).with_context(|| format!("{}: cannot be written", path.display()))?),
+        None => None,
+    };
+    Ok(Run { folder, model, rows, batch_size, steps, metrics })
+}
+
+/// Returns the rows per rank and micro-batch, and the number of optimizer steps.
+fn shape_of_run(arguments: &Arguments, acc: &dyn Accelerator, rows: &TokenRows) -> Result<(usize, u64)> {
+    let (world, accumulation) = (acc.world().size, acc.accumulation().steps() as usize);
+    let data = arguments.data.display();
+    let parts = world * accumulation;
+    let batch_size = match (arguments.per_device_batch_size, rows.rows_per_step) {
+        (Some(batch_size), _) => batch_size,
+        (None, Some(rows_per_step)) => {
+            ensure!(
+                rows_per_step % parts == 0,
+                "{data}: {rows_per_step} rows per step cannot be divided over {world} ranks with \
+                 {accumulation} micro-batches each; expected a multiple of {parts}"
+            );
+            rows_per_step / parts
+        }
+        (None, None) => 4,
+    };
+    let per_step = batch_size * parts;
+    if let Some(rows_per_step) = rows.rows_per_step {
+        ensure!(
+            per_step == rows_per_step,
+            "{data}: has {rows_per_step} rows per step, but {batch_size} rows for each of {world} ranks with \
+             {accumulation} micro-batches are {per_step}"
+        );
+    }
+    ensure!(batch_size > 0, "--per_device_batch_size is 0, expected at least 1");
+    ensure!(
+        rows.len() >= world,
+        "{data}: has {} rows of {} tokens, which is less than one for each of {world} ranks; use more data, shorter \
+         rows or fewer ranks",
+        rows.len(),
+        rows.sequence_length
+    );
+    let epochs = if rows.rows_per_step.is_some() { 1 } else { 3 };
+    let steps = arguments.steps.unwrap_or((epochs * rows.len()).div_ceil(per_step) as u64);
+    ensure!(steps > 0, "--steps is 0, expected at least 1");
+    Ok((batch_size, steps))
+}
+
+/// Trains; returns the folder whose model was trained.
+fn train(arguments: &Arguments, acc: &dyn Accelerator, run: Run) -> Result<ModelFolder> {
+    let Run { folder, model, rows, batch_size, steps, metrics } = run;
+    let in_order = rows.rows_per_step.is_some();
+    let rule = AdamW {
+        learning_rate: arguments.lr,
+        beta1: arguments.adam_beta1,
+        beta2: arguments.adam_beta2,
+        epsilon: arguments.adam_epsilon,
+        weight_decay: arguments.weight_decay,
+    };
+    let tokens = (batch_size * rows.sequence_length * acc.world().size) as u64 * acc.accumulation().steps();
+    let loader = DataLoader::new(rows, batch_size).shuffle(!in_order);
+    let schedule = LinearSchedule { warmup_steps: arguments.warmup_steps, total_steps: steps };
+    let (mut optimizer, mut loader, mut scheduler) = acc.prepare(rule, loader, schedule)?;
+    let mut log = Log::new(acc, metrics, steps, arguments.logging_steps, tokens);
+
+    let (mut step, mut losses) = (0, Vec::new());
+    while step < steps {
+        for batch in &mut loader {
+            acc.accumulate();
+            let batch = batch?;
+            let loss = model.loss(&batch.tokens, &batch.labels)?;
+            acc.backward(&loss)?;
+            losses.push(loss.to_dtype(DType::F64)?.to_scalar::<f64>()?);
+            let Some(grad_norm) = acc.clip_grad_norm(arguments.max_grad_norm)? else { continue };
+            let lr = optimizer.learning_rate();
+            optimizer.step()?;
+            scheduler.step()?;
+            optimizer.zero_grad()?;
+
+            let mut loss = [losses.iter().sum::<f64>() / losses.len() as f64];
+            losses.clear();
+            acc.communicator().all_reduce(&mut loss, ReduceOp::Mean)?;
+            log.step(step, loss[0], grad_norm, lr)?;
+            step += 1;
+            if step == steps {
+                break;
+            }
+        }
+    }
+    log.finish();
+    Ok(folder)
+}
+
+/// Tells the user of the run, on rank 0: a progress bar on a terminal, lines elsewhere, JSON lines in a file.
+struct Log {
+    is_main: bool,
+    bar: ProgressBar,
+    metrics: Option<File>,
+    steps: u64,
+    every: u64,
+    tokens_per_step: u64,
+    last: Instant,
+    /// Time and steps since the last printed line.
+    since_line: (Duration, u64),
+}
+
+impl Log {
+    fn new(acc: &dyn Accelerator, metrics: Option<File>, steps: u64, every: u64, tokens_per_step: u64) -> Self {
+        let is_main = acc.is_main_process();
+        let bar = if is_main && std::io::stderr().is_terminal() { ProgressBar::new(steps) } else { ProgressBar::hidden() };
+        if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} {elapsed}<{eta} {msg}") {
+            bar.set_style(style);
+        }
+        let start = (Duration::ZERO, 0);
+        Self { is_main, bar, metrics, steps, every, tokens_per_step, last: Instant::now(), since_line: start }
+    }
+
+    fn step(&mut self, step: u64, loss: f64, grad_norm: f64, lr: f64) -> Result<()> {
+        let took = self.last.elapsed();
+        self.last = Instant::now();
+        if let Some(file) = &mut self.metrics {
+            let line = serde_json::json!({
+                "step": step,
+                "loss": loss,
+                "grad_norm": grad_norm,
+                "lr": lr,
+                "tokens_per_second": self.tokens_per_step as f64 / took.as_secs_f64(),
+            });
+            writeln!(file, "{line}").context("writing --metrics_out")?;
+        }
+        if !self.is_main {
+            return Ok(());
+        }
+        self.since_line = (self.since_line.0 + took, self.since_line.1 + 1);
+        self.bar.inc(1);
+        if step % self.every == 0 || step + 1 == self.steps {
+            let tokens = (self.tokens_per_step * self.since_line.1) as f64 / self.since_line.0.as_secs_f64();
+            let line = format!(
+                "step {step:>4}/{}  loss {loss:.4}  grad_norm {grad_norm:.3}  lr {lr:.2e}  {tokens:.0} tokens/s",
+                self.steps
+            );
+            self.since_line = (Duration::ZERO, 0);
+            if self.bar.is_hidden() { println!("{line}") } else { self.bar.println(line) }
+        }
+        Ok(())
+    }
+
+    fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
