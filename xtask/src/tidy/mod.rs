@@ -29,7 +29,7 @@ const RULES: &[fn(&Repository) -> Vec<Finding>] = &[
     sources::check_length,
     sources::check_module_docs,
     sources::check_names,
-    sources::check_unwraps,
+    sources::check_calls,
     unsafe_code::check,
     text::check_blanks,
     text::check_words,

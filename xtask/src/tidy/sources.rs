@@ -1,4 +1,4 @@
-//! How Rust files look from outside: how long, how named, how introduced; and that libraries do not panic at will.
+//! How Rust files look from outside: how long, how named, how introduced; and what library code must not call.
 
 use super::finding::Finding;
 use super::repository::{Repository, TextFile};
@@ -60,23 +60,60 @@ pub(super) fn check_names(repository: &Repository) -> Vec<Finding> {
     repository.rust_files().filter_map(check).collect()
 }
 
-/// Checks that library code returns its errors.
-pub(super) fn check_unwraps(repository: &Repository) -> Vec<Finding> {
+/// Checks that library code returns its errors, and leaves the process and its environment alone.
+pub(super) fn check_calls(repository: &Repository) -> Vec<Finding> {
     let sources = repository.library_sources().filter(|file| !file.is_test());
-    sources.flat_map(check_unwraps_of).collect()
+    sources.flat_map(check_calls_of).collect()
 }
 
-fn check_unwraps_of(file: &TextFile) -> Vec<Finding> {
+fn check_calls_of(file: &TextFile) -> Vec<Finding> {
     let code = code_only(&file.text);
     let tests = test_lines(&code);
-    let lines = code.lines().enumerate();
-    lines
-        .filter(|(index, line)| line.contains(".unwrap()") && !tests.iter().any(|range| range.contains(index)))
-        .map(|(index, _)| {
-            let message = "`.unwrap()` in library code: return the error, or `expect` the invariant that excludes it";
-            Finding::of_line(&file.path, index, message)
-        })
-        .collect()
+    let mut findings = Vec::new();
+    for (index, line) in code.lines().enumerate() {
+        if tests.iter().any(|range| range.contains(&index)) {
+            continue;
+        }
+        let unfit = UNFIT_CALLS.iter().filter(|call| !call.is_allowed_in(file));
+        for call in unfit.filter(|call| line.contains(call.text)) {
+            let message = format!("`{}` in library code: {}", call.text, call.instead);
+            findings.push(Finding::of_line(&file.path, index, message));
+        }
+    }
+    findings
+}
+
+/// A call that library code must not make.
+struct UnfitCall {
+    text: &'static str,
+    /// Starts or ends of the paths of files where it may stand.
+    allowed_in: &'static [&'static str],
+    instead: &'static str,
+}
+
+const UNFIT_CALLS: [UnfitCall; 3] = [
+    UnfitCall {
+        text: ".unwrap()",
+        allowed_in: &[],
+        instead: "return the error, or `expect` the invariant that excludes it",
+    },
+    UnfitCall {
+        text: "env::var",
+        allowed_in: &["crates/cli/", "/src/environment.rs"],
+        instead: "document the variable in the crate's `environment` module and read it through that",
+    },
+    UnfitCall {
+        text: "process::exit(",
+        allowed_in: &["crates/cli/"],
+        instead: "the program decides when it ends: return the error",
+    },
+];
+
+impl UnfitCall {
+    fn is_allowed_in(&self, file: &TextFile) -> bool {
+        let mut places = self.allowed_in.iter();
+        places.any(|place| file.path.starts_with(place) || file.path.ends_with(place))
+    }
 }
 
 #[cfg(test)]
@@ -130,8 +167,17 @@ mod tests {
             ("crates/zero/tests/a.rs", source),
             ("xtask/src/a.rs", source),
         ];
-        let found = texts(&check_unwraps(&Repository::of(&files)));
+        let found = texts(&check_calls(&Repository::of(&files)));
         assert_eq!(found.len(), 1);
         assert!(found[0].starts_with("crates/zero/src/a.rs:3: error: "), "{found:?}");
+    }
+
+    #[test]
+    fn libraries_leave_process_and_environment_alone() {
+        let source = "fn f() {\n    std::env::var_os(name);\n    std::process::exit(1);\n}\n";
+        let count = |path: &str| check_calls(&Repository::of(&[(path, source)])).len();
+        assert_eq!(count("crates/core/src/a.rs"), 2);
+        assert_eq!(count("crates/core/src/environment.rs"), 1);
+        assert_eq!(count("crates/cli/src/a.rs"), 0);
     }
 }
