@@ -120,8 +120,12 @@ fn prepare(arguments: &Arguments, acc: &dyn Accelerator) -> Result<Run> {
     }
     let folder = ModelFolder::open(&arguments.model_dir)?;
     let config = LlamaConfig::from_model_folder(&folder)?;
-    let rows =
-        TokenRows::read(&arguments.data, folder.tokenizer.as_deref(), config.vocab_size, arguments.sequence_length)?;
+    let rows = TokenRows::read(
+        &arguments.data,
+        folder.tokenizer.as_deref(),
+        config.vocab_size,
+        arguments.sequence_length,
+    )?;
     let (batch_size, steps) = shape_of_run(arguments, acc, &rows)?;
     let weights = Weights::Files(WeightFiles::open(&folder.weights)?);
     let model = Llama::new(&config, acc.var_builder(weights)?)?;
@@ -129,7 +133,14 @@ fn prepare(arguments: &Arguments, acc: &dyn Accelerator) -> Result<Run> {
         Some(path) => Some(File::create(path).with_context(|| format!("{}: cannot be written", path.display()))?),
         None => None,
     };
-    Ok(Run { folder, model, rows, batch_size, steps, metrics })
+    Ok(Run {
+        folder,
+        model,
+        rows,
+        batch_size,
+        steps,
+        metrics,
+    })
 }
 
 /// Returns the rows per rank and micro-batch, and the number of optimizer steps.
@@ -166,14 +177,23 @@ fn shape_of_run(arguments: &Arguments, acc: &dyn Accelerator, rows: &TokenRows) 
         rows.sequence_length
     );
     let epochs = if rows.rows_per_step.is_some() { 1 } else { 3 };
-    let steps = arguments.steps.unwrap_or((epochs * rows.len()).div_ceil(per_step) as u64);
+    let steps = arguments
+        .steps
+        .unwrap_or((epochs * rows.len()).div_ceil(per_step) as u64);
     ensure!(steps > 0, "--steps is 0, expected at least 1");
     Ok((batch_size, steps))
 }
 
 /// Trains; returns the folder whose model was trained.
 fn train(arguments: &Arguments, acc: &dyn Accelerator, run: Run) -> Result<ModelFolder> {
-    let Run { folder, model, rows, batch_size, steps, metrics } = run;
+    let Run {
+        folder,
+        model,
+        rows,
+        batch_size,
+        steps,
+        metrics,
+    } = run;
     let in_order = rows.rows_per_step.is_some();
     let rule = AdamW {
         learning_rate: arguments.lr,
@@ -184,7 +204,10 @@ fn train(arguments: &Arguments, acc: &dyn Accelerator, run: Run) -> Result<Model
     };
     let tokens = (batch_size * rows.sequence_length * acc.world().size) as u64 * acc.accumulation().steps();
     let loader = DataLoader::new(rows, batch_size).shuffle(!in_order);
-    let schedule = LinearSchedule { warmup_steps: arguments.warmup_steps, total_steps: steps };
+    let schedule = LinearSchedule {
+        warmup_steps: arguments.warmup_steps,
+        total_steps: steps,
+    };
     let (mut optimizer, mut loader, mut scheduler) = acc.prepare(rule, loader, schedule)?;
     let mut log = Log::new(acc, metrics, steps, arguments.logging_steps, tokens);
 
@@ -196,7 +219,9 @@ fn train(arguments: &Arguments, acc: &dyn Accelerator, run: Run) -> Result<Model
             let loss = model.loss(&batch.tokens, &batch.labels)?;
             acc.backward(&loss)?;
             losses.push(loss.to_dtype(DType::F64)?.to_scalar::<f64>()?);
-            let Some(grad_norm) = acc.clip_grad_norm(arguments.max_grad_norm)? else { continue };
+            let Some(grad_norm) = acc.clip_grad_norm(arguments.max_grad_norm)? else {
+                continue;
+            };
             let lr = optimizer.learning_rate();
             optimizer.step()?;
             scheduler.step()?;
@@ -232,12 +257,25 @@ struct Log {
 impl Log {
     fn new(acc: &dyn Accelerator, metrics: Option<File>, steps: u64, every: u64, tokens_per_step: u64) -> Self {
         let is_main = acc.is_main_process();
-        let bar = if is_main && std::io::stderr().is_terminal() { ProgressBar::new(steps) } else { ProgressBar::hidden() };
+        let bar = if is_main && std::io::stderr().is_terminal() {
+            ProgressBar::new(steps)
+        } else {
+            ProgressBar::hidden()
+        };
         if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} {elapsed}<{eta} {msg}") {
             bar.set_style(style);
         }
         let start = (Duration::ZERO, 0);
-        Self { is_main, bar, metrics, steps, every, tokens_per_step, last: Instant::now(), since_line: start }
+        Self {
+            is_main,
+            bar,
+            metrics,
+            steps,
+            every,
+            tokens_per_step,
+            last: Instant::now(),
+            since_line: start,
+        }
     }
 
     fn step(&mut self, step: u64, loss: f64, grad_norm: f64, lr: f64) -> Result<()> {
@@ -265,7 +303,11 @@ impl Log {
                 self.steps
             );
             self.since_line = (Duration::ZERO, 0);
-            if self.bar.is_hidden() { println!("{line}") } else { self.bar.println(line) }
+            if self.bar.is_hidden() {
+                println!("{line}")
+            } else {
+                self.bar.println(line)
+            }
         }
         Ok(())
     }

@@ -17,7 +17,10 @@ fn main() -> anyhow::Result<()> {
     let model = Mlp::new(vb)?;
     let (points, classes) = spirals(1500)?;
     let data = DataLoader::new(TensorDataset::new(vec![points, classes])?, 50).shuffle(true);
-    let rule = AdamW { learning_rate: 3e-3, ..AdamW::default() };
+    let rule = AdamW {
+        learning_rate: 3e-3,
+        ..AdamW::default()
+    };
     let (mut optimizer, mut loader, _) = acc.prepare(rule, data, ConstantSchedule)?; // + was: AdamW::new(vars, ..)
 
     for epoch in 0..30 {
@@ -32,8 +35,15 @@ fn main() -> anyhow::Result<()> {
             batches += 1;
         }
         if epoch % 5 == 4 {
-            let loss = acc.reduce(&Tensor::new(sum / batches as f32, acc.device())?, sconce_core::ReduceOp::Mean)?;
-            acc.print(format_args!("epoch {:>2}  loss {:.4}", epoch + 1, loss.to_scalar::<f32>()?));
+            let loss = acc.reduce(
+                &Tensor::new(sum / batches as f32, acc.device())?,
+                sconce_core::ReduceOp::Mean,
+            )?;
+            acc.print(format_args!(
+                "epoch {:>2}  loss {:.4}",
+                epoch + 1,
+                loss.to_scalar::<f32>()?
+            ));
         }
     }
     Ok(())
@@ -45,7 +55,11 @@ struct Mlp([Linear; 3]);
 impl Mlp {
     fn new(vb: VarBuilder) -> Result<Self> {
         let [first, second, third] = ["first", "second", "third"].map(|name| vb.pp(name));
-        Ok(Self([linear(2, 64, first)?, linear(64, 64, second)?, linear(64, 2, third)?]))
+        Ok(Self([
+            linear(2, 64, first)?,
+            linear(64, 64, second)?,
+            linear(64, 2, third)?,
+        ]))
     }
 }
 
@@ -65,5 +79,8 @@ fn spirals(count: usize) -> Result<(Tensor, Tensor)> {
     };
     let points: Vec<f32> = (0..count).flat_map(point).collect();
     let classes: Vec<u32> = (0..count as u32).map(|number| number % 2).collect();
-    Ok((Tensor::from_vec(points, (count, 2), &Device::Cpu)?, Tensor::from_vec(classes, count, &Device::Cpu)?))
+    Ok((
+        Tensor::from_vec(points, (count, 2), &Device::Cpu)?,
+        Tensor::from_vec(classes, count, &Device::Cpu)?,
+    ))
 }

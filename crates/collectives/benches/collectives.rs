@@ -36,7 +36,10 @@ struct Case {
 }
 
 fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|argument| argument != "--bench")
+        .collect();
     let mut ranks = vec![2, 4];
     let (mut rounds, mut largest) = (15, 64 * MIB);
     let mut rest = arguments.iter();
@@ -60,7 +63,12 @@ fn usage(what: &str) -> ! {
 
 fn cases(largest: usize) -> Vec<Case> {
     use Operation::*;
-    let case = |operation, dtype, bytes, shared| Case { operation, dtype, bytes, shared };
+    let case = |operation, dtype, bytes, shared| Case {
+        operation,
+        dtype,
+        bytes,
+        shared,
+    };
     let mut cases = vec![
         case(MemcpyAlone, "u8", largest, false),
         case(MemcpyTogether, "u8", largest, false),
@@ -156,7 +164,11 @@ impl Memory {
         let count = case.bytes / T::TYPE.size();
         let size = group.size();
         let even = count / size * size;
-        let buffer = if case.shared { &mut self.shared } else { &mut self.private };
+        let buffer = if case.shared {
+            &mut self.shared
+        } else {
+            &mut self.private
+        };
         let whole = &mut buffer.as_mut_slice::<T>()[..count];
         let second = &mut self.second.as_mut_slice::<T>()[..count];
         match case.operation {
@@ -168,9 +180,10 @@ impl Memory {
             }
             Operation::Barrier => group.barrier(),
             Operation::AllReduce => group.all_reduce(whole, ReduceOp::Sum),
-            Operation::ReduceScatter => {
-                group.reduce_scatter(&whole[..even], &mut second[..even / size], ReduceOp::Sum)
+            Operation::ReduceScatter if case.shared => {
+                group.reduce_scatter_in_place(&mut whole[..even], Counts::Equal(even / size), ReduceOp::Sum)
             }
+            Operation::ReduceScatter => group.reduce_scatter(&whole[..even], &mut second[..even / size], ReduceOp::Sum),
             Operation::AllGather => group.all_gather_in_place(&mut whole[..even], Counts::Equal(even / size)),
             Operation::Broadcast => group.broadcast(whole, 0),
             Operation::AllToAll => group.all_to_all(&whole[..even], &mut second[..even]),

@@ -25,6 +25,7 @@ mod buffer;
 pub mod collective;
 mod communicator;
 mod connect;
+mod copy;
 mod element;
 pub mod environment;
 mod error;

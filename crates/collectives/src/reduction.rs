@@ -4,6 +4,7 @@
 //! buffers. A block is read completely before it is stored: outputs may be the inputs themselves. 16-bit floats are
 //! combined in f32 and rounded once.
 
+use crate::copy::{copy_past_cache, fence_past_cache};
 use crate::{ElementType, ReduceOp};
 use half::{bf16, f16};
 use multiversion::multiversion;
@@ -18,6 +19,15 @@ pub(crate) struct Ranges<'a, P> {
     pub(crate) at: &'a dyn Fn(usize) -> P,
 }
 
+/// Where results are likely to be when they are needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Temperature {
+    /// The output's lines are in cache, or soon will be.
+    Warm,
+    /// The output is large and not in cache: store past it, so that its lines need not be read first.
+    Cold,
+}
+
 /// Reduces `count` elements of every input into every output.
 ///
 /// # Safety
@@ -30,13 +40,14 @@ pub(crate) unsafe fn reduce(
     inputs: Ranges<'_, *const u8>,
     outputs: Ranges<'_, *mut u8>,
     count: usize,
+    temperature: Temperature,
 ) {
     macro_rules! dispatch {
         ($($tag:ident => $rust:ty),*) => {
             match element {
                 $(ElementType::$tag => {
                     // SAFETY: the caller's promise, passed on.
-                    unsafe { reduce_blocks::<$rust>(op, inputs, outputs, count) }
+                    unsafe { reduce_blocks::<$rust>(op, inputs, outputs, count, temperature) }
                 })*
             }
         };
@@ -51,38 +62,53 @@ unsafe fn reduce_blocks<T: Accumulate>(
     inputs: Ranges<'_, *const u8>,
     outputs: Ranges<'_, *mut u8>,
     count: usize,
+    temperature: Temperature,
 ) {
     let mut accumulator = [T::Wide::default(); BLOCK];
+    let mut result = [T::default(); BLOCK];
     let mut at = 0;
     while at < count {
         let length = BLOCK.min(count - at);
-        let accumulator = &mut accumulator[..length];
-        for number in 0..inputs.count {
+        let (accumulator, result) = (&mut accumulator[..length], &mut result[..length]);
+        let block = |number| {
             let start = (inputs.at)(number).cast::<T>().wrapping_add(at);
             // SAFETY: `at + length <= count`, and the caller vouches for `count` elements; nobody writes them now.
-            let block = unsafe { std::slice::from_raw_parts(start, length) };
-            if number == 0 {
-                T::load(accumulator, block);
-            } else {
-                T::combine(op, accumulator, block);
+            unsafe { std::slice::from_raw_parts(start, length) }
+        };
+        if inputs.count == 2 && op == ReduceOp::Sum {
+            // By far the commonest case, without the accumulator.
+            T::sum(block(0), block(1), result);
+        } else {
+            T::load(accumulator, block(0));
+            (1..inputs.count).for_each(|number| T::combine(op, accumulator, block(number)));
+            if op == ReduceOp::Mean {
+                T::divide(accumulator, inputs.count);
             }
-        }
-        if op == ReduceOp::Mean {
-            T::divide(accumulator, inputs.count);
+            T::store(accumulator, result);
         }
         for number in 0..outputs.count {
-            let start = (outputs.at)(number).cast::<T>().wrapping_add(at);
-            // SAFETY: as above; the inputs' slices of this block are no longer alive.
-            let block = unsafe { std::slice::from_raw_parts_mut(start, length) };
-            T::store(accumulator, block);
+            let target = (outputs.at)(number).cast::<T>().wrapping_add(at).cast::<u8>();
+            let bytes = size_of_val(result);
+            let source = result.as_ptr().cast::<u8>();
+            match temperature {
+                // SAFETY: as above; no slice of this block's inputs is alive.
+                Temperature::Warm => unsafe { std::ptr::copy_nonoverlapping(source, target, bytes) },
+                // SAFETY: as above.
+                Temperature::Cold => unsafe { copy_past_cache(source, target, bytes) },
+            }
         }
         at += length;
+    }
+    if temperature == Temperature::Cold {
+        fence_past_cache();
     }
 }
 
 /// A type that can be reduced block by block in a (possibly wider) accumulator.
-trait Accumulate: Copy {
+trait Accumulate: Copy + Default {
     type Wide: Copy + Default;
+    /// Writes `first + second`, rounded once, into `sum`.
+    fn sum(first: &[Self], second: &[Self], sum: &mut [Self]);
     fn load(accumulator: &mut [Self::Wide], block: &[Self]);
     fn combine(op: ReduceOp, accumulator: &mut [Self::Wide], block: &[Self]);
     fn divide(accumulator: &mut [Self::Wide], divisor: usize);
@@ -93,6 +119,12 @@ macro_rules! accumulate_native {
     ($($rust:ty, $module:ident, $add:expr, $multiply:expr, $minimum:expr, $maximum:expr, $divide:expr;)*) => {$(
         mod $module {
             use super::*;
+
+            #[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl", "x86_64+avx2", "aarch64+neon"))]
+            pub(super) fn sum(first: &[$rust], second: &[$rust], sum: &mut [$rust]) {
+                let pairs = first.iter().zip(second);
+                sum.iter_mut().zip(pairs).for_each(|(sum, (a, b))| *sum = ($add)(*a, *b));
+            }
 
             #[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl", "x86_64+avx2", "aarch64+neon"))]
             pub(super) fn combine(op: ReduceOp, accumulator: &mut [$rust], block: &[$rust]) {
@@ -107,6 +139,9 @@ macro_rules! accumulate_native {
 
         impl Accumulate for $rust {
             type Wide = $rust;
+            fn sum(first: &[$rust], second: &[$rust], sum: &mut [$rust]) {
+                $module::sum(first, second, sum);
+            }
             fn load(accumulator: &mut [$rust], block: &[$rust]) {
                 accumulator.copy_from_slice(block);
             }
@@ -138,9 +173,12 @@ accumulate_native! {
 }
 
 macro_rules! accumulate_half {
-    ($($rust:ty, $widen:path, $combine:path, $narrow:path;)*) => {$(
+    ($($rust:ty, $widen:path, $combine:path, $narrow:path, $sum:path;)*) => {$(
         impl Accumulate for $rust {
             type Wide = f32;
+            fn sum(first: &[$rust], second: &[$rust], sum: &mut [$rust]) {
+                $sum(first, second, sum);
+            }
             fn load(accumulator: &mut [f32], block: &[$rust]) {
                 $widen(block, accumulator);
             }
@@ -157,8 +195,8 @@ macro_rules! accumulate_half {
     )*};
 }
 accumulate_half! {
-    bf16, widen_bf16, combine_bf16, narrow_bf16;
-    f16, widen_f16, combine_f16, narrow_f16;
+    bf16, widen_bf16, combine_bf16, narrow_bf16, sum_bf16;
+    f16, widen_f16, combine_f16, narrow_f16, sum_f16;
 }
 
 #[inline(always)]
@@ -187,14 +225,36 @@ fn combine_bf16(op: ReduceOp, accumulator: &mut [f32], block: &[bf16]) {
 }
 
 /// Rounds to nearest, ties to even, as IEEE 754 and every bf16 unit do; NaN stays NaN.
+#[inline(always)]
+fn f32_to_bf16(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
+    let quiet = (bits >> 16) as u16 | 0x0040;
+    bf16::from_bits(if value.is_nan() { quiet } else { rounded })
+}
+
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl", "x86_64+avx2", "aarch64+neon"))]
 fn narrow_bf16(wide: &[f32], block: &mut [bf16]) {
-    for (value, wide) in block.iter_mut().zip(wide) {
-        let bits = wide.to_bits();
-        let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
-        let quiet = (bits >> 16) as u16 | 0x0040;
-        *value = bf16::from_bits(if wide.is_nan() { quiet } else { rounded });
-    }
+    block
+        .iter_mut()
+        .zip(wide)
+        .for_each(|(value, wide)| *value = f32_to_bf16(*wide));
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl", "x86_64+avx2", "aarch64+neon"))]
+fn sum_bf16(first: &[bf16], second: &[bf16], sum: &mut [bf16]) {
+    let pairs = first.iter().zip(second);
+    sum.iter_mut()
+        .zip(pairs)
+        .for_each(|(sum, (a, b))| *sum = f32_to_bf16(bf16_to_f32(*a) + bf16_to_f32(*b)));
+}
+
+fn sum_f16(first: &[f16], second: &[f16], sum: &mut [f16]) {
+    let mut wide = [0f32; BLOCK];
+    let wide = &mut wide[..first.len()];
+    widen_f16(first, wide);
+    combine_f16(ReduceOp::Sum, wide, second);
+    narrow_f16(wide, sum);
 }
 
 fn widen_f16(block: &[f16], wide: &mut [f32]) {
@@ -235,7 +295,7 @@ mod tests {
             at: &|number| targets[number],
         };
         // SAFETY: all vectors hold `count` elements and are exclusively ours.
-        unsafe { reduce(T::TYPE, op, sources, targets, count) };
+        unsafe { reduce(T::TYPE, op, sources, targets, count, Temperature::Warm) };
         assert_eq!(outputs[0], expected, "{op:?}");
         assert_eq!(outputs[1], expected, "{op:?}");
     }
@@ -299,6 +359,7 @@ mod tests {
                             at: &|_| target,
                         },
                         1,
+                        Temperature::Cold,
                     );
                 };
                 assert!(output[0].is_nan());

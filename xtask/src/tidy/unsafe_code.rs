@@ -13,6 +13,7 @@ const MODULES: &[(&str, &str)] = &[
         "crates/collectives/src/buffer.rs",
         "memory in a shared mapping, as slices",
     ),
+    ("crates/collectives/src/copy.rs", "stores that bypass the cache"),
     (
         "crates/collectives/src/reduction.rs",
         "values of a type that is known only at run time",

@@ -7,7 +7,8 @@ use super::group::Passage;
 use super::private::Private;
 use super::region::Region;
 use super::staged::{Part, lines_of};
-use crate::reduction::{Ranges, reduce};
+use crate::copy::{LARGE, copy_past_cache, fence_past_cache};
+use crate::reduction::{Ranges, Temperature, reduce};
 use crate::{ElementType, ReduceOp, Result};
 use std::sync::Arc;
 
@@ -59,7 +60,16 @@ impl Passage<'_> {
         );
         // SAFETY: all ranks have entered with these buffers and stay in this operation until the synchronisation
         // below; bytes `own` of all buffers are this rank's alone; a whole number of elements fits a cache line.
-        unsafe { reduce(element, op, inputs, outputs, own.len() / element.size()) };
+        unsafe {
+            reduce(
+                element,
+                op,
+                inputs,
+                outputs,
+                own.len() / element.size(),
+                Temperature::Warm,
+            )
+        };
         self.synchronise()
     }
 
@@ -72,6 +82,13 @@ impl Passage<'_> {
         own: &Part,
     ) -> Result<()> {
         let input = |rank: usize| peers.addresses[rank].wrapping_add(own.start).cast_const();
+        // A result that replaces its own input is in cache already.
+        let is_own_input = target.pointer().cast_const() == input(self.group.rank);
+        let temperature = if own.len() >= LARGE && !is_own_input {
+            Temperature::Cold
+        } else {
+            Temperature::Warm
+        };
         let (inputs, outputs) = (
             Ranges {
                 count: self.group.size,
@@ -84,7 +101,7 @@ impl Passage<'_> {
         );
         // SAFETY: all ranks have entered and none writes its buffer before the synchronisation below, except bytes
         // `own` of this rank's, if `target` is there: those only this rank reads. `target` holds `own.len()` bytes.
-        unsafe { reduce(element, op, inputs, outputs, own.len() / element.size()) };
+        unsafe { reduce(element, op, inputs, outputs, own.len() / element.size(), temperature) };
         self.synchronise()
     }
 
@@ -95,7 +112,7 @@ impl Passage<'_> {
                 let target = address.wrapping_add(own.start);
                 // SAFETY: all ranks have entered; bytes `own` of every buffer are this rank's to write until the
                 // synchronisation below, and buffers of different ranks do not overlap.
-                unsafe { std::ptr::copy_nonoverlapping(source, target, own.len()) };
+                unsafe { copy(source, target, own.len()) };
             }
         }
         self.synchronise()
@@ -105,8 +122,23 @@ impl Passage<'_> {
         if self.group.rank != root {
             // SAFETY: all ranks have entered; the root does not write its buffer before the synchronisation below,
             // and ours is another rank's part.
-            unsafe { std::ptr::copy_nonoverlapping(peers.addresses[root], buffer.pointer(), buffer.len()) };
+            unsafe { copy(peers.addresses[root], buffer.pointer(), buffer.len()) };
         }
         self.synchronise()
+    }
+}
+
+/// Copies between buffers of two ranks.
+///
+/// # Safety
+/// As [`std::ptr::copy_nonoverlapping`].
+unsafe fn copy(source: *const u8, target: *mut u8, bytes: usize) {
+    if bytes < LARGE {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(source, target, bytes) };
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { copy_past_cache(source, target, bytes) };
+        fence_past_cache();
     }
 }

@@ -6,7 +6,7 @@
 use super::group::Passage;
 use super::private::Private;
 use super::staged::Part;
-use crate::reduction::{Ranges, reduce};
+use crate::reduction::{Ranges, Temperature, reduce};
 use crate::{ElementType, ReduceOp, Result};
 
 impl Passage<'_> {
@@ -38,7 +38,16 @@ impl Passage<'_> {
         );
         // SAFETY: all ranks have entered, so the slots are written and stay untouched until this rank's next but one
         // operation (module page); `output` is the caller's, aligned and a whole number of elements.
-        unsafe { reduce(element, op, inputs, outputs, output.len() / element.size()) };
+        unsafe {
+            reduce(
+                element,
+                op,
+                inputs,
+                outputs,
+                output.len() / element.size(),
+                Temperature::Warm,
+            )
+        };
         Ok(())
     }
 

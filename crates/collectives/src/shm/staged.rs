@@ -12,7 +12,7 @@ use super::group::Passage;
 use super::layout::STAGE;
 use super::private::Private;
 use crate::collective::Counts;
-use crate::reduction::{Ranges, reduce};
+use crate::reduction::{Ranges, Temperature, reduce};
 use crate::{ElementType, ReduceOp, Result};
 use std::ops::Range;
 
@@ -94,7 +94,16 @@ impl Passage<'_> {
             );
             // SAFETY: every peer has announced this round's inputs; chunk `rank` of all slots is this rank's alone now,
             // and the private range is the caller's, lent for the whole operation.
-            unsafe { reduce(element, op, inputs, outputs, own.len() / element.size()) };
+            unsafe {
+                reduce(
+                    element,
+                    op,
+                    inputs,
+                    outputs,
+                    own.len() / element.size(),
+                    Temperature::Warm,
+                )
+            };
             self.publish();
             self.wait_for_all(base.wrapping_add(2 * round as u32 + 3))?;
             for peer in others() {
@@ -146,7 +155,16 @@ impl Passage<'_> {
                     },
                 );
                 // SAFETY: the slots of this round are announced and not yet reused (module page); `own` is the caller's.
-                unsafe { reduce(element, op, inputs, outputs, own.len() / element.size()) };
+                unsafe {
+                    reduce(
+                        element,
+                        op,
+                        inputs,
+                        outputs,
+                        own.len() / element.size(),
+                        Temperature::Warm,
+                    )
+                };
             }
         };
         self.exchange(buffer.len().div_ceil(STAGE), produce, consume)
@@ -195,7 +213,16 @@ impl Passage<'_> {
             );
             // SAFETY: the slots of this round are announced and not yet reused (module page); both private ranges are
             // the caller's, and the output is disjoint from or equal to this rank's part of the input.
-            unsafe { reduce(element, op, inputs, outputs, own.len() / element.size()) };
+            unsafe {
+                reduce(
+                    element,
+                    op,
+                    inputs,
+                    outputs,
+                    own.len() / element.size(),
+                    Temperature::Warm,
+                )
+            };
         };
         self.exchange(rounds_of(parts, share), produce, consume)
     }

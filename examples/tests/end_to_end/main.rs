@@ -1,0 +1,66 @@
+//! The whole line, as a user runs it: `sconce launch` starts ranks of `finetune_llama`.
+
+mod bad_input;
+mod killed_rank;
+mod parity;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+/// Returns the launcher, built if need be: cargo builds binaries of other packages only where it is told to.
+fn sconce() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--package", "sconce-cli", "--bin", "sconce"]);
+        if !cfg!(debug_assertions) {
+            build.arg("--release");
+        }
+        assert!(build.status().expect("cargo runs").success(), "sconce is built");
+        target_folder().join("sconce")
+    })
+}
+
+/// Returns the training program, which cargo builds with this package's tests.
+fn finetune_llama() -> PathBuf {
+    target_folder().join("examples/finetune_llama")
+}
+
+/// `target/debug` or `target/release`.
+fn target_folder() -> PathBuf {
+    let test = std::env::current_exe().expect("this program has a path");
+    test.parent()
+        .and_then(Path::parent)
+        .expect("tests lie in target/PROFILE/deps")
+        .into()
+}
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-llama")
+}
+
+/// Runs `finetune_llama` on `ranks` ranks.
+fn train(ranks: usize, arguments: &[&str]) -> Output {
+    let mut command = Command::new(sconce());
+    command
+        .arg("launch")
+        .args(["--num_processes", &ranks.to_string()])
+        .arg(finetune_llama())
+        .args(arguments);
+    command.env(
+        "SCONCE_FLIGHT_RECORDER",
+        std::env::temp_dir().join("sconce-flight-tests"),
+    );
+    command.output().expect("sconce runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Writes a safetensors file of one tensor `tokens` [steps, batch, sequence].
+fn write_tokens(path: &Path, tokens: &candle_core::Tensor) {
+    let named = std::collections::HashMap::from([("tokens", tokens.clone())]);
+    candle_core::safetensors::save(&named, path).expect("a temporary file can be written");
+}
