@@ -172,15 +172,15 @@ impl Collective<'_> {
                 fail(format!("{what} {value} is not below the group's size {size}"))
             }
         };
-        if let Some(counts) = self.counts() {
-            if !counts.fits(size) {
-                return fail(format!("one count per rank expected, {size} in all"));
-            }
+        if let Some(counts) = self.counts()
+            && !counts.fits(size)
+        {
+            return fail(format!("one count per rank expected, {size} in all"));
         }
-        if let (Some(ReduceOp::Mean), Some(element)) = (self.reduce_op(), self.element()) {
-            if !element.is_float() {
-                return fail(format!("mean of {}: use sum, or a floating-point type", element.name()));
-            }
+        if let (Some(ReduceOp::Mean), Some(element)) = (self.reduce_op(), self.element())
+            && !element.is_float()
+        {
+            return fail(format!("mean of {}: use sum, or a floating-point type", element.name()));
         }
         if let Some(root) = self.root() {
             in_range("root", root)?;

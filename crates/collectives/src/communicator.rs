@@ -297,7 +297,7 @@ impl<'c> dyn Communicator + 'c {
     ) -> Pending<B> {
         let (pending, completion) = Pending::new();
         self.start(Box::new(move |group| {
-            completion.complete(operation(&mut buffer, group).map(|()| buffer))
+            completion.complete(operation(&mut buffer, group).map(|()| buffer));
         }));
         pending
     }

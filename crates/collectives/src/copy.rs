@@ -25,10 +25,11 @@ pub(crate) unsafe fn copy_past_cache(source: *const u8, target: *mut u8, bytes: 
         target.wrapping_add(head).cast::<__m128i>(),
     );
     for number in 0..vectors {
+        let (from, to) = (from.wrapping_add(number), to.wrapping_add(number));
         // SAFETY: `head + (number + 1) * VECTOR <= bytes`; the load may be unaligned.
-        let vector = unsafe { _mm_loadu_si128(from.add(number)) };
+        let vector = unsafe { _mm_loadu_si128(from) };
         // SAFETY: as above; the target is 64-byte aligned after the head.
-        unsafe { _mm_stream_si128(to.add(number), vector) };
+        unsafe { _mm_stream_si128(to, vector) };
     }
     let done = head + vectors * VECTOR;
     let (from, to) = (source.wrapping_add(done), target.wrapping_add(done));

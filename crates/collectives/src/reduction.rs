@@ -360,7 +360,7 @@ mod tests {
                         },
                         1,
                         Temperature::Cold,
-                    )
+                    );
                 };
                 assert!(output[0].is_nan());
             }

@@ -74,11 +74,11 @@ fn host(world: &World, store: &StoreClient, deadline: Instant) -> Result<(OwnedF
             });
         }
         let (socket, _) = listener.accept().map_err(|e| io("accepting another rank", e))?;
-        if let Some(rank) = greeted(&socket, deadline) {
-            if let Some(place @ None) = rank.checked_sub(1).and_then(|place| peers.get_mut(place)) {
-                descriptors::send(&socket, rank as u64, &[segment.as_fd()])?;
-                *place = Some(socket);
-            }
+        if let Some(rank) = greeted(&socket, deadline)
+            && let Some(place @ None) = rank.checked_sub(1).and_then(|place| peers.get_mut(place))
+        {
+            descriptors::send(&socket, rank as u64, &[segment.as_fd()])?;
+            *place = Some(socket);
         }
         // Anyone else is a stranger: its connection closes here.
     }

@@ -67,13 +67,13 @@ impl Group {
     ) -> Result<Self> {
         let segment = Segment::map(&file, Layout { ranks: size })?;
         let magic = segment.control().magic.compare_exchange(0, MAGIC, Relaxed, Relaxed);
-        if let Err(found) = magic {
-            if found != MAGIC {
-                return Err(Error::Unsupported {
-                    what: format!("shared segment of layout {found:#x} where {MAGIC:#x} was expected"),
-                    hint: "start all ranks from the same build".into(),
-                });
-            }
+        if let Err(found) = magic
+            && found != MAGIC
+        {
+            return Err(Error::Unsupported {
+                what: format!("shared segment of layout {found:#x} where {MAGIC:#x} was expected"),
+                hint: "start all ranks from the same build".into(),
+            });
         }
         let line = segment.line(rank);
         if line.presence.swap(PRESENT, Relaxed) != ABSENT {

@@ -68,7 +68,7 @@ impl Passage<'_> {
                 outputs,
                 own.len() / element.size(),
                 Temperature::Warm,
-            )
+            );
         };
         self.synchronise()
     }

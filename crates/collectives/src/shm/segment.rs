@@ -159,8 +159,9 @@ impl Segment {
         let head = self.mapping.at(self.layout.mailbox(from, to), 256).cast::<AtomicU32>();
         // SAFETY: inside the mapping, aligned, atomics only.
         let sent = unsafe { &*head };
+        let consumed = head.wrapping_byte_add(128);
         // SAFETY: as above; 128 bytes on, inside the 256 checked.
-        let consumed = unsafe { &*head.byte_add(128) };
+        let consumed = unsafe { &*consumed };
         (sent, consumed)
     }
 
@@ -172,8 +173,9 @@ impl Segment {
             .cast::<AtomicU64>();
         // SAFETY: inside the mapping, 16-byte aligned, atomics only.
         let word = unsafe { &*at };
+        let count = at.wrapping_add(1);
         // SAFETY: as above, the next eight bytes.
-        let count = unsafe { &*at.add(1) };
+        let count = unsafe { &*count };
         (word, count)
     }
 

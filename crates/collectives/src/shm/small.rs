@@ -46,7 +46,7 @@ impl Passage<'_> {
                 outputs,
                 output.len() / element.size(),
                 Temperature::Warm,
-            )
+            );
         };
         Ok(())
     }

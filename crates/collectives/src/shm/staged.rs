@@ -102,7 +102,7 @@ impl Passage<'_> {
                     outputs,
                     own.len() / element.size(),
                     Temperature::Warm,
-                )
+                );
             };
             self.publish();
             self.wait_for_all(base.wrapping_add(2 * round as u32 + 3))?;
@@ -163,7 +163,7 @@ impl Passage<'_> {
                         outputs,
                         own.len() / element.size(),
                         Temperature::Warm,
-                    )
+                    );
                 };
             }
         };
@@ -221,7 +221,7 @@ impl Passage<'_> {
                     outputs,
                     own.len() / element.size(),
                     Temperature::Warm,
-                )
+                );
             };
         };
         self.exchange(rounds_of(parts, share), produce, consume)
@@ -235,7 +235,7 @@ impl Passage<'_> {
         let produce = |round| {
             buffer
                 .part(piece_of(&parts[rank], round, STAGE))
-                .copy_to(segment, slot(rank, round), 0)
+                .copy_to(segment, slot(rank, round), 0);
         };
         let consume = |round| {
             for (peer, part) in parts.iter().enumerate().filter(|(peer, _)| *peer != rank) {

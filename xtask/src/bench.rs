@@ -1,0 +1,49 @@
+//! `cargo xtask bench`: the one way to measure, so that figures are comparable.
+//!
+//! The bench programs print one JSON object per line on stdout, cargo talks on stderr: `cargo xtask bench train > file`
+//! holds nothing but figures.
+
+use std::ffi::OsString;
+
+use anyhow::Result;
+use clap::ValueEnum;
+use xshell::{Shell, cmd};
+
+/// A bench program of the workspace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Suite {
+    /// Collective operations, by size and number of ranks.
+    Collectives,
+    /// Whole training steps.
+    Train,
+}
+
+impl Suite {
+    fn package(self) -> &'static str {
+        match self {
+            Self::Collectives => "sconce-collectives",
+            Self::Train => "sconce-examples",
+        }
+    }
+
+    fn program(self) -> &'static str {
+        match self {
+            Self::Collectives => "collectives",
+            Self::Train => "train",
+        }
+    }
+}
+
+/// Builds the bench program of `suite` in release mode and runs it with `arguments`.
+///
+/// # Errors
+/// When it cannot be built or fails.
+pub(crate) fn run(shell: &Shell, suite: Suite, arguments: &[OsString]) -> Result<()> {
+    let (package, program) = (suite.package(), suite.program());
+    Ok(cmd!(
+        shell,
+        "cargo bench --package {package} --bench {program} -- {arguments...}"
+    )
+    .quiet()
+    .run()?)
+}
