@@ -57,6 +57,19 @@ pub(crate) fn fence_past_cache() {
     }
 }
 
+/// Asks for lines that will be needed soon; any address is allowed.
+#[inline(always)]
+pub(crate) fn prefetch(address: *const u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for at in (0..bytes).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: SSE is part of x86-64, and a prefetch of any address is without effect but on caches.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.wrapping_add(at).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (address, bytes);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

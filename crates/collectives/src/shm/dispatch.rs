@@ -29,6 +29,8 @@ impl Passage<'_> {
                 }
                 match self.enter_in_place(private)? {
                     Some(peers) => self.in_place_all_reduce(&peers, private.len(), element, op),
+                    // Two ranks exchange as many bytes this way, with one synchronisation less per piece.
+                    None if size == 2 => self.staged_reduce(private, element, op, 0..2),
                     None => self.staged_all_reduce(private, element, op),
                 }
             }
@@ -39,7 +41,7 @@ impl Passage<'_> {
                     return self.small_reduce(private, 0, output, element, op);
                 }
                 self.enter(0)?;
-                self.staged_reduce(private, element, op, root)
+                self.staged_reduce(private, element, op, root..root + 1)
             }
             Collective::ReduceScatter {
                 input,

@@ -66,7 +66,7 @@ impl Private {
         let target = segment.bytes(slot, offset, self.length);
         // SAFETY: the range is lent for the operation (module page); the target is inside the segment and this rank's
         // to write now (segment's module page).
-        unsafe { std::ptr::copy_nonoverlapping(self.start, target, self.length) };
+        unsafe { copy_by_blocks(self.start, target, self.length) };
     }
 
     /// Fills this range from the segment.
@@ -74,7 +74,7 @@ impl Private {
         assert!(self.writable, "the range was lent for writing");
         let source = segment.bytes(slot, offset, self.length);
         // SAFETY: as `copy_to`, the other way round; the range was lent for writing.
-        unsafe { std::ptr::copy_nonoverlapping(source, self.start, self.length) };
+        unsafe { copy_by_blocks(source, self.start, self.length) };
     }
 
     /// Fills this range from another of the same length; the two may be the same.
@@ -85,5 +85,20 @@ impl Private {
         );
         // SAFETY: both ranges are lent for the operation, this one for writing.
         unsafe { std::ptr::copy(source.start, self.start, self.length) };
+    }
+}
+
+/// Copies in blocks that the C library copies with vector instructions.
+///
+/// For longer ones it takes `rep movsb`, which is slow where another core holds the target's lines.
+///
+/// # Safety
+/// As [`std::ptr::copy_nonoverlapping`].
+unsafe fn copy_by_blocks(source: *const u8, target: *mut u8, bytes: usize) {
+    const BLOCK: usize = 4096;
+    for at in (0..bytes).step_by(BLOCK) {
+        let length = BLOCK.min(bytes - at);
+        // SAFETY: inside both ranges, for which the caller vouches.
+        unsafe { std::ptr::copy_nonoverlapping(source.wrapping_add(at), target.wrapping_add(at), length) };
     }
 }

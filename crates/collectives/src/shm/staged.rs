@@ -117,24 +117,25 @@ impl Passage<'_> {
         Ok(())
     }
 
+    /// Reduces all buffers into those of the roots: each root sums everything by itself.
     pub(super) fn staged_reduce(
         &mut self,
         buffer: Private,
         element: ElementType,
         op: ReduceOp,
-        root: usize,
+        roots: Range<usize>,
     ) -> Result<()> {
         let (group, rank) = (self.group, self.group.rank);
         let segment = &group.segment;
         let slot = |peer, round| segment.layout().stage(peer, round);
         let piece = |round| piece_of(&buffer.whole(), round, STAGE);
         let produce = |round| {
-            if rank != root {
+            if roots != (rank..rank + 1) {
                 buffer.part(piece(round)).copy_to(segment, slot(rank, round), 0);
             }
         };
         let consume = |round| {
-            if rank == root {
+            if roots.contains(&rank) {
                 let own = buffer.part(piece(round));
                 let staged = |peer| segment.bytes(slot(peer, round), 0, own.len()).cast_const();
                 let input = |peer| {
