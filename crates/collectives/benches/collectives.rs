@@ -8,6 +8,7 @@
 use half::bf16;
 use sconce_collectives::{Buffer, Communicator, Counts, Element, Options, ReduceOp, shm};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 const MIB: usize = 1 << 20;
@@ -18,6 +19,8 @@ enum Operation {
     MemcpyAlone,
     /// All ranks copy at once.
     MemcpyTogether,
+    /// The least that any barrier costs on this machine: every rank stores a number and reads the others'.
+    BareBarrier,
     Barrier,
     AllReduce,
     ReduceScatter,
@@ -72,12 +75,16 @@ fn cases(largest: usize) -> Vec<Case> {
     let mut cases = vec![
         case(MemcpyAlone, "u8", largest, false),
         case(MemcpyTogether, "u8", largest, false),
+        case(BareBarrier, "u8", 0, false),
         case(Barrier, "u8", 0, false),
     ];
     for bytes in [4, 64, 256, 1 << 10, 4 << 10] {
         cases.push(case(AllReduce, "f32", bytes, false));
     }
-    for bytes in [64 << 10, MIB, 16 * MIB, largest] {
+    for bytes in [64 << 10, MIB, 16 * MIB, largest]
+        .into_iter()
+        .filter(|bytes| *bytes <= largest)
+    {
         cases.push(case(AllReduce, "f32", bytes, true));
         cases.push(case(AllReduce, "f32", bytes, false));
     }
@@ -124,7 +131,15 @@ struct Memory {
     shared: Buffer,
     private: Buffer,
     second: Buffer,
+    bare_barriers: usize,
+    cores: usize,
 }
+
+/// One counter per rank, on a cache line of its own.
+static LINES: [Line; 64] = [const { Line(AtomicUsize::new(0)) }; 64];
+
+#[repr(align(128))]
+struct Line(AtomicUsize);
 
 impl Memory {
     fn new(group: &dyn Communicator, bytes: usize) -> Self {
@@ -132,7 +147,11 @@ impl Memory {
             shared: group.allocate(bytes).expect("the segment fits memory"),
             private: Buffer::on_heap(bytes),
             second: Buffer::on_heap(bytes),
+            bare_barriers: 0,
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
         };
+        LINES[group.rank()].0.store(0, Ordering::SeqCst);
+        group.barrier().expect("barrier");
         for buffer in [&mut memory.shared, &mut memory.private, &mut memory.second] {
             buffer.as_mut_slice::<u8>().fill(0);
         }
@@ -178,6 +197,20 @@ impl Memory {
                 std::hint::black_box(&second);
                 Ok(())
             }
+            Operation::BareBarrier => {
+                self.bare_barriers += 1;
+                LINES[group.rank()].0.store(self.bare_barriers, Ordering::Release);
+                for line in &LINES[..size] {
+                    while line.0.load(Ordering::Acquire) < self.bare_barriers {
+                        if size <= self.cores {
+                            std::hint::spin_loop()
+                        } else {
+                            std::thread::yield_now()
+                        }
+                    }
+                }
+                Ok(())
+            }
             Operation::Barrier => group.barrier(),
             Operation::AllReduce => group.all_reduce(whole, ReduceOp::Sum),
             Operation::ReduceScatter if case.shared => {
@@ -197,6 +230,7 @@ fn report(case: &Case, ranks: usize, samples: &[f64], memcpy: &[f64], largest: u
     let (name, factor) = match case.operation {
         Operation::MemcpyAlone => ("memcpy, one rank alone", 1.0),
         Operation::MemcpyTogether => ("memcpy, all ranks together", 1.0),
+        Operation::BareBarrier => ("bare barrier", 0.0),
         Operation::Barrier => ("barrier", 0.0),
         Operation::AllReduce => ("all_reduce", 2.0 * (n - 1.0) / n),
         Operation::ReduceScatter => ("reduce_scatter", (n - 1.0) / n),

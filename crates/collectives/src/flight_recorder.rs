@@ -21,7 +21,7 @@ struct Entry {
     sequence: u64,
     signature: Signature,
     started: Instant,
-    ended: Option<Instant>,
+    ended: bool,
 }
 
 impl FlightRecorder {
@@ -39,7 +39,7 @@ impl FlightRecorder {
             sequence,
             signature,
             started: Instant::now(),
-            ended: None,
+            ended: false,
         };
         if self.entries.len() < KEPT {
             self.entries.push(entry);
@@ -52,14 +52,14 @@ impl FlightRecorder {
     /// Notes that the operation begun last has ended well.
     pub(crate) fn end(&mut self) {
         if let Some(last) = self.recorded.checked_sub(1) {
-            self.entries[last % KEPT].ended = Some(Instant::now());
+            self.entries[last % KEPT].ended = true;
         }
     }
 
     /// Writes the ring as JSON lines into `directory`, oldest first, and returns the file.
     ///
-    /// Each line has the group, rank, sequence number, operation, microseconds since the recorder started, and
-    /// microseconds taken (`null`: it did not end). The first line has the failure.
+    /// Each line has the group, rank, sequence number, operation, microseconds from the making of the group to
+    /// its start, and whether it ended. The first line has the failure.
     pub(crate) fn write(&self, directory: &Path, group: &str, rank: usize, failure: &str) -> std::io::Result<PathBuf> {
         let path = directory.join(format!("sconce-flight-{group}-rank{rank}.jsonl"));
         let mut text = format!(
@@ -72,7 +72,7 @@ impl FlightRecorder {
                 "sequence": entry.sequence,
                 "operation": entry.signature.to_string(),
                 "start_us": entry.started.duration_since(self.origin).as_micros() as u64,
-                "taken_us": entry.ended.map(|ended| ended.duration_since(entry.started).as_micros() as u64),
+                "ended": entry.ended,
             });
             text.push_str(&format!("{line}\n"));
         }

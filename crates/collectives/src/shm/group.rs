@@ -6,7 +6,7 @@ use super::layout::{ABSENT, Call, LEFT, Layout, PRESENT, RankLine};
 use super::liveness::Liveness;
 use super::region::Regions;
 use super::segment::Segment;
-use super::waiting::{Patience, publish, wait};
+use super::waiting::{Patience, announce, glance, publish, wait, wake_sleepers};
 use crate::collective::{Collective, Kind, Signature};
 use crate::flight_recorder::FlightRecorder;
 use crate::{Error, Options, Result};
@@ -211,9 +211,14 @@ impl<'g> Passage<'g> {
 
     /// Publishes one step and waits until all ranks have published as many.
     pub(super) fn synchronise(&mut self) -> Result<()> {
-        self.publish();
-        let epoch = self.engine.epoch;
-        self.wait_for_all(epoch)
+        self.engine.epoch = self.engine.epoch.wrapping_add(1);
+        let (epoch, own) = (self.engine.epoch, &self.line(self.group.rank).epoch);
+        announce(own, epoch);
+        // Peers' lines come over while the own one goes out.
+        let come = |rank| rank == self.group.rank || glance(&self.line(rank).epoch, |seen| is_reached(seen, epoch));
+        let all = (0..self.group.size).all(come);
+        wake_sleepers(self.group.segment.control(), own);
+        if all { Ok(()) } else { self.wait_for_all(epoch) }
     }
 
     /// Publishes one step.
@@ -228,7 +233,7 @@ impl<'g> Passage<'g> {
 
     /// Waits until all ranks have published step `epoch`.
     pub(super) fn wait_for_all(&self, epoch: u32) -> Result<()> {
-        let reached = |seen: u32| seen.wrapping_sub(epoch) as i32 >= 0;
+        let reached = |seen| is_reached(seen, epoch);
         let control = self.group.segment.control();
         for rank in (0..self.group.size).filter(|rank| *rank != self.group.rank) {
             let word = &self.line(rank).epoch;
@@ -322,6 +327,11 @@ impl<'g> Passage<'g> {
         }
         Ok(())
     }
+}
+
+/// Says whether a rank that has published `seen` steps has published step `epoch`; both wrap.
+fn is_reached(seen: u32, epoch: u32) -> bool {
+    seen.wrapping_sub(epoch) as i32 >= 0
 }
 
 fn call_of(line: &RankLine, sequence: u64) -> &Call {

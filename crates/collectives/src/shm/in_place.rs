@@ -6,7 +6,7 @@
 use super::group::Passage;
 use super::private::Private;
 use super::region::Region;
-use super::staged::{Part, lines_of};
+use super::staged::{Part, lines_of, temperature_of};
 use crate::copy::{LARGE, copy_past_cache, fence_past_cache};
 use crate::reduction::{Ranges, Temperature, reduce};
 use crate::{ElementType, ReduceOp, Result};
@@ -82,13 +82,7 @@ impl Passage<'_> {
         own: &Part,
     ) -> Result<()> {
         let input = |rank: usize| peers.addresses[rank].wrapping_add(own.start).cast_const();
-        // A result that replaces its own input is in cache already.
-        let is_own_input = target.pointer().cast_const() == input(self.group.rank);
-        let temperature = if own.len() >= LARGE && !is_own_input {
-            Temperature::Cold
-        } else {
-            Temperature::Warm
-        };
+        let temperature = temperature_of(input(self.group.rank), &target);
         let (inputs, outputs) = (
             Ranges {
                 count: self.group.size,

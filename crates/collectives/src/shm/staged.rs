@@ -12,6 +12,7 @@ use super::group::Passage;
 use super::layout::STAGE;
 use super::private::Private;
 use crate::collective::Counts;
+use crate::copy::LARGE;
 use crate::reduction::{Ranges, Temperature, reduce};
 use crate::{ElementType, ReduceOp, Result};
 use std::ops::Range;
@@ -184,6 +185,7 @@ impl Passage<'_> {
         let segment = &group.segment;
         let slot = |peer, round| segment.layout().stage(peer, round);
         let share = share_of_slot(group.size);
+        let temperature = temperature_of(input.part(parts[rank].clone()).pointer(), &output);
         let produce = |round| {
             for (peer, part) in parts.iter().enumerate().filter(|(peer, _)| *peer != rank) {
                 input
@@ -215,14 +217,7 @@ impl Passage<'_> {
             // SAFETY: the slots of this round are announced and not yet reused (module page); both private ranges are
             // the caller's, and the output is disjoint from or equal to this rank's part of the input.
             unsafe {
-                reduce(
-                    element,
-                    op,
-                    inputs,
-                    outputs,
-                    own.len() / element.size(),
-                    Temperature::Warm,
-                );
+                reduce(element, op, inputs, outputs, own.len() / element.size(), temperature);
             };
         };
         self.exchange(rounds_of(parts, share), produce, consume)
@@ -413,4 +408,15 @@ impl Passage<'_> {
 /// Returns how many bytes of a stage slot each of `size` peers gets.
 fn share_of_slot(size: usize) -> usize {
     STAGE / size / LINE * LINE
+}
+
+/// Returns how to store a reduction of `own` and other inputs into `output`.
+pub(super) fn temperature_of(own: *const u8, output: &Private) -> Temperature {
+    // A result that replaces its own input is in cache already.
+    let replaces_input = own == output.pointer().cast_const();
+    if output.len() >= LARGE && !replaces_input {
+        Temperature::Cold
+    } else {
+        Temperature::Warm
+    }
 }

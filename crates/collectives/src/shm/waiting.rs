@@ -6,11 +6,14 @@
 use super::layout::Control;
 use crate::Result;
 use rustix::thread::{Timespec, futex, sched_yield};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
 /// How long a sleeper sleeps before it looks after its peers.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
+
+/// Looks at a word between announcing and waking.
+const GLANCES: u32 = 100;
 
 /// How patiently to wait at each stage.
 #[derive(Debug, Clone, Copy)]
@@ -24,9 +27,10 @@ impl Patience {
     pub(super) fn of_caller(ranks: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if ranks <= cores {
+            // Some 100 µs; longer would only take the core from a peer when other programs hold the rest.
             Self {
-                spins: 20_000,
-                yields: 0,
+                spins: 2000,
+                yields: 100,
             }
         } else {
             Self::behind()
@@ -41,11 +45,36 @@ impl Patience {
 
 /// Publishes a new value of `word` to whoever waits for it.
 pub(super) fn publish(control: &Control, word: &AtomicU32, value: u32) {
-    // Sequentially consistent with the sleeper's increment and re-read: either it sees the value, or we see it.
-    word.store(value, Ordering::SeqCst);
+    announce(word, value);
+    wake_sleepers(control, word);
+}
+
+/// Makes a new value of `word` visible; [`wake_sleepers`] must follow before this rank sleeps or leaves the operation.
+///
+/// The two are apart so that a rank can look for its peers while its own store is still on its way.
+pub(super) fn announce(word: &AtomicU32, value: u32) {
+    word.store(value, Ordering::Release);
+}
+
+/// Wakes who sleeps on `word`, after [`announce`].
+pub(super) fn wake_sleepers(control: &Control, word: &AtomicU32) {
+    // With the sleeper's increment and re-read, which are sequentially consistent: either it sees the announced value,
+    // or this sees it asleep.
+    fence(Ordering::SeqCst);
     if control.sleepers.0.load(Ordering::SeqCst) != 0 {
         let _ = futex::wake(word, futex::Flags::empty(), u32::MAX >> 1);
     }
+}
+
+/// Spins briefly until `ready` holds for `word`; says whether it does.
+pub(super) fn glance(word: &AtomicU32, ready: impl Fn(u32) -> bool) -> bool {
+    for _ in 0..GLANCES {
+        // No pause: it would cost more than a line takes to come over.
+        if ready(word.load(Ordering::Acquire)) {
+            return true;
+        }
+    }
+    false
 }
 
 /// Waits until `ready` holds for `word`; calls `check` now and then with the time waited so far.
