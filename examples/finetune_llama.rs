@@ -90,20 +90,20 @@ struct Run {
 }
 
 fn main() -> ExitCode {
-    match report::parse_arguments() {
-        Ok(arguments) => report::exit_code(run(&arguments)),
-        Err(code) => code,
-    }
-}
-
-fn run(arguments: &Arguments) -> Result<()> {
+    let arguments: Arguments = match report::parse_arguments() {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
     let mut builder = AcceleratorBuilder::default().seed(arguments.seed);
     if let Some(steps) = arguments.gradient_accumulation_steps {
         builder = builder.gradient_accumulation_steps(steps);
     }
-    let acc = builder.build()?;
-    let run = acc.together(prepare(arguments, &*acc))?;
-    let folder = train(arguments, &*acc, run)?;
+    report::run(builder.build(), |acc| run(&arguments, acc))
+}
+
+fn run(arguments: &Arguments, acc: &dyn Accelerator) -> Result<()> {
+    let run = acc.together(prepare(arguments, acc))?;
+    let folder = train(arguments, acc, run)?;
     if let Some(directory) = &arguments.output_dir {
         let write = || write_model_folder(directory, &folder, acc.state_dict());
         acc.together(if acc.is_main_process() { write() } else { Ok(()) })?;

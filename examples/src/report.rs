@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use sconce_core::World;
+use sconce_core::{Accelerator, Error, World};
 
 /// Parses arguments; a mistake in them is told by rank 0 only.
 ///
@@ -18,14 +18,33 @@ pub fn parse_arguments<A: clap::Parser>() -> Result<A, ExitCode> {
     })
 }
 
-/// Turns a program's outcome into its exit code and prints the error, unless rank 0 prints it for all.
-pub fn exit_code(outcome: anyhow::Result<()>) -> ExitCode {
+/// Runs a training program and prints its error, if it fails.
+///
+/// A mistake that all ranks have noticed together ([`sconce_core::Error::Together`]) is printed by rank 0, and nobody
+/// leaves before it is.
+pub fn run(
+    accelerator: sconce_core::Result<Box<dyn Accelerator>>,
+    program: impl FnOnce(&dyn Accelerator) -> anyhow::Result<()>,
+) -> ExitCode {
+    let (accelerator, outcome) = match accelerator {
+        Ok(accelerator) => {
+            let outcome = program(&*accelerator);
+            (Some(accelerator), outcome)
+        }
+        Err(error) => (None, Err(error.into())),
+    };
     let Err(error) = outcome else { return ExitCode::SUCCESS };
-    let elsewhere = error
-        .chain()
-        .any(|cause| matches!(cause.downcast_ref(), Some(sconce_core::Error::ReportedByMain)));
-    if !elsewhere {
+    let shared = error.chain().find_map(|cause| match cause.downcast_ref() {
+        Some(Error::Together { .. }) => Some(true),
+        Some(Error::ReportedByMain) => Some(false),
+        _ => None,
+    });
+    if shared != Some(false) {
         eprintln!("error: {error:#}");
+    }
+    if let (Some(accelerator), Some(_)) = (accelerator, shared) {
+        // A failure here has nothing to add.
+        let _ = accelerator.wait_for_everyone();
     }
     ExitCode::FAILURE
 }

@@ -24,12 +24,12 @@ fn check(model: &Path, data: &Path, extra: &[&str], once: &str, parts: &[&str]) 
     for part in parts {
         assert!(message.contains(part), "{part:?} is missing in:\n{message}");
     }
-    // The launcher repeats the last lines of the rank that failed first, indented; the message itself stands once.
-    let told = message
-        .lines()
-        .filter(|line| line.contains("error: ") && line.contains(once))
-        .count();
-    assert_eq!(told, 1, "told {told} times:\n{message}");
+    // The launcher may repeat the last lines of the rank that failed first, indented; the message itself stands once.
+    let mut lines = message.lines().filter(|line| line.starts_with("[rank "));
+    let told = lines
+        .by_ref()
+        .filter(|line| line.contains("error: ") && line.contains(once));
+    assert_eq!(told.count(), 1, "{message}");
     assert!(
         !output.exists() && text(&result.stdout).is_empty(),
         "nothing is written"
@@ -63,13 +63,6 @@ fn a_misspelt_tensor_is_named_with_its_nearest_name() {
         let norm = weights.remove("model.norm.weight").unwrap();
         weights.insert("model.nrom.weight".into(), norm);
     });
-    check(
-        &model,
-        &data(),
-        &["--gradient_accumulation_steps", "1", "--per_device_batch_size", "1"],
-        "rows per step",
-        &[],
-    );
     let tokens = folder.path().join("tokens.safetensors");
     write_tokens(&tokens, &Tensor::zeros((1, 3, 8), DType::I64, &Device::Cpu).unwrap());
     check(

@@ -1,11 +1,12 @@
 //! Watches the ranks until all have ended: passes signals on, and stops everything once one rank fails.
 //!
-//! The run is in one of three states, and only moves forward:
+//! The run is in one of four states, and only moves forward:
 //!
 //! | state | entered when | what happens |
 //! | --- | --- | --- |
 //! | running | at the start | ranks that end with 0 just leave |
-//! | stopping | a rank fails (the others get SIGTERM) or a stop signal comes (all get that signal) | ranks have the grace to end |
+//! | settling | a rank fails | the others have [`SETTLING`] to notice it, tell what they saw and end by themselves |
+//! | stopping | that time is over (all get SIGTERM) or a stop signal comes (all get that signal) | ranks have the grace to end |
 //! | killed | the grace is over, or Ctrl-C comes while stopping | all get SIGKILL |
 //!
 //! The first failure is the cause; a rank that ends after it, or after the stop signal, is a consequence, whatever its
@@ -21,6 +22,10 @@ use signal_hook::low_level::emulate_default_handler;
 
 use super::rank_process::{End, Group, RankProcess};
 use super::stop_signals::StopSignals;
+
+/// How long ranks have to end by themselves once one has failed: those that wait for it notice within a fraction of this,
+/// print their error and write down their last operations.
+const SETTLING: Duration = Duration::from_secs(1);
 
 /// How a run went.
 #[derive(Debug)]
@@ -89,7 +94,7 @@ pub(super) fn supervise(
             run.on_signal(signal);
         }
         run.collect_ends()?;
-        run.check_grace();
+        run.check_deadline();
     }
     let ends = run
         .ends
@@ -102,6 +107,7 @@ pub(super) fn supervise(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Running,
+    Settling { until: Instant },
     Stopping { until: Instant },
     Killed,
 }
@@ -123,7 +129,9 @@ impl Run<'_> {
         let running = self.ranks.iter().zip(&self.ends).filter(|(_, end)| end.is_none());
         waited.extend(running.map(|(rank, _)| PollFd::from_borrowed_fd(rank.pidfd(), PollFlags::IN)));
         let timeout = match self.state {
-            State::Stopping { until } => Timespec::try_from(until.saturating_duration_since(Instant::now())).ok(),
+            State::Settling { until } | State::Stopping { until } => {
+                Timespec::try_from(until.saturating_duration_since(Instant::now())).ok()
+            }
             State::Running | State::Killed => None,
         };
         match poll(&mut waited, timeout.as_ref()) {
@@ -136,7 +144,7 @@ impl Run<'_> {
         if signal == Signal::TSTP {
             return self.pause();
         }
-        if signal == Signal::INT && self.state != State::Running {
+        if signal == Signal::INT && matches!(self.state, State::Stopping { .. } | State::Killed) {
             return self.kill();
         }
         self.cause.get_or_insert(Cause::Signal(signal));
@@ -185,15 +193,16 @@ impl Run<'_> {
             });
             if !end.is_success() && !is_consequence {
                 self.cause = Some(Cause::Rank(rank));
-                self.ranks.iter().for_each(|rank| rank.signal(Signal::TERM));
-                self.begin_stopping();
+                self.state = State::Settling {
+                    until: Instant::now() + SETTLING,
+                };
             }
         }
         Ok(())
     }
 
     fn begin_stopping(&mut self) {
-        if self.state == State::Running {
+        if matches!(self.state, State::Running | State::Settling { .. }) {
             // A grace too long for the clock is one that never ends, as far as anyone can wait.
             let now = Instant::now();
             let far = now + Duration::from_secs(u64::from(u32::MAX));
@@ -203,11 +212,14 @@ impl Run<'_> {
         }
     }
 
-    fn check_grace(&mut self) {
-        if let State::Stopping { until } = self.state
-            && Instant::now() >= until
-        {
-            self.kill();
+    fn check_deadline(&mut self) {
+        match self.state {
+            State::Settling { until } if Instant::now() >= until => {
+                self.ranks.iter().for_each(|rank| rank.signal(Signal::TERM));
+                self.begin_stopping();
+            }
+            State::Stopping { until } if Instant::now() >= until => self.kill(),
+            _ => {}
         }
     }
 
