@@ -17,7 +17,7 @@ Examples:
     sconce launch --cpu --num_processes 4 ./target/release/train --lr 1e-3
 
   Build an example of this workspace in release mode, then run two ranks of it:
-    sconce launch -n 2 --mixed_precision bf16 --example train_llama -- --steps 100
+    sconce launch -n 2 --gradient_accumulation_steps 4 --example finetune_llama -- --steps 100
 
   One rank, with input and output left as they are:
     sconce launch ./train
