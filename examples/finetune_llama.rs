@@ -296,7 +296,7 @@ impl Log {
         }
         self.since_line = (self.since_line.0 + took, self.since_line.1 + 1);
         self.bar.inc(1);
-        if step % self.every == 0 || step + 1 == self.steps {
+        if step.is_multiple_of(self.every) || step + 1 == self.steps {
             let tokens = (self.tokens_per_step * self.since_line.1) as f64 / self.since_line.0.as_secs_f64();
             let line = format!(
                 "step {step:>4}/{}  loss {loss:.4}  grad_norm {grad_norm:.3}  lr {lr:.2e}  {tokens:.0} tokens/s",
@@ -304,9 +304,9 @@ impl Log {
             );
             self.since_line = (Duration::ZERO, 0);
             if self.bar.is_hidden() {
-                println!("{line}")
+                println!("{line}");
             } else {
-                self.bar.println(line)
+                self.bar.println(line);
             }
         }
         Ok(())

@@ -74,7 +74,12 @@ impl Module for Mlp {
 fn spirals(count: usize) -> Result<(Tensor, Tensor)> {
     let point = |number: usize| {
         let turn = 0.5 + 2.5 * number as f32 / count as f32;
-        let angle = std::f32::consts::TAU * turn / 2.0 + if number % 2 == 0 { 0.0 } else { std::f32::consts::PI };
+        let angle = std::f32::consts::TAU * turn / 2.0
+            + if number.is_multiple_of(2) {
+                0.0
+            } else {
+                std::f32::consts::PI
+            };
         [turn * angle.cos(), turn * angle.sin()]
     };
     let points: Vec<f32> = (0..count).flat_map(point).collect();

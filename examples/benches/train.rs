@@ -44,9 +44,9 @@ fn main() -> Result<()> {
         for which in order {
             let start = Instant::now();
             if which == 0 {
-                plain()?
+                plain()?;
             } else {
-                managed()?
+                managed()?;
             };
             took[which] = start.elapsed().as_secs_f64();
         }

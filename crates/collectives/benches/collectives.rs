@@ -203,9 +203,9 @@ impl Memory {
                 for line in &LINES[..size] {
                     while line.0.load(Ordering::Acquire) < self.bare_barriers {
                         if size <= self.cores {
-                            std::hint::spin_loop()
+                            std::hint::spin_loop();
                         } else {
-                            std::thread::yield_now()
+                            std::thread::yield_now();
                         }
                     }
                 }
