@@ -1,13 +1,13 @@
 //! The engine: one model's parameters, gradients and optimizer on one rank.
 
-use crate::gradients::Gradients;
+use crate::gradients::{Gradients, Held};
 use crate::layout::{BucketLayout, buckets};
 use crate::parameters::{Parameter, Parameters};
 use crate::storage::with_elements;
 use crate::var_builder::ManagedBackend;
 use crate::{
-    DataParallel, Error, OptimizerRule, ParameterInfo, Residence, Result, ShardingStrategy, StateSlices, Update,
-    Weights,
+    DataParallel, Error, OptimizerRule, ParameterInfo, Placement, Residence, Result, ShardingStrategy, StateSlices,
+    Update, Weights,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
@@ -211,14 +211,15 @@ impl Engine {
         self.gradients.check_synchronised()?;
         let parameters = self.parameters.all();
         let gradient_scale = self.gradients.scale();
-        self.gradients.with_buckets(|buckets, held| {
+        self.gradients.with_held(|buckets, held| {
             if state.is_empty() {
-                *state = buckets.iter().map(|(layout, _)| new_state(&**rule, layout)).collect();
+                *state = buckets
+                    .iter()
+                    .map(|bucket| new_state(&**rule, bucket.elements()))
+                    .collect();
             }
-            steps
-                .iter_mut()
-                .zip(held)
-                .for_each(|(steps, held)| *steps += u64::from(*held));
+            let updated = steps.iter_mut().zip(held);
+            updated.for_each(|(steps, held)| *steps += u64::from(*held));
             let update_of = |parameter: usize| {
                 held[parameter].then(|| Update {
                     learning_rate,
@@ -226,16 +227,39 @@ impl Engine {
                     gradient_scale,
                 })
             };
-            for ((layout, gradients), state) in buckets.iter().zip(state) {
-                step_bucket(&**rule, &update_of, &parameters, layout, gradients, state)?;
-            }
-            Ok(())
-        })?
+            let mut pairs = buckets.iter().zip(state);
+            pairs.try_for_each(|(bucket, state)| step_bucket(&**rule, &update_of, &parameters, bucket, state))
+        })??;
+        self.exchange_values(&parameters)
     }
 
     /// Forgets all gradients.
     pub fn zero_grad(&self) {
         self.gradients.clear();
+    }
+
+    /// Gives every rank the values that other ranks have updated for it.
+    fn exchange_values(&self, parameters: &[Parameter]) -> Result<()> {
+        let rank = self.communicator.rank();
+        let own_part = |layout: &BucketLayout, part: &mut [f32]| {
+            layout.slots.iter().try_for_each(|slot| {
+                with_elements(&parameters[slot.parameter].tensor, |values| {
+                    part[slot.within_part(rank)].copy_from_slice(&values[slot.chunk(rank)]);
+                })
+                .map_err(Error::from)
+            })
+        };
+        let take = |layout: &BucketLayout, whole: &[f32]| {
+            layout.slots.iter().try_for_each(|slot| {
+                with_elements(&parameters[slot.parameter].tensor, |values| {
+                    for part in (0..layout.parts).filter(|part| *part != rank) {
+                        values[slot.chunk(part)].copy_from_slice(&whole[layout.place(slot, part)]);
+                    }
+                })
+                .map_err(Error::from)
+            })
+        };
+        self.gradients.exchange_parts(own_part, take)
     }
 
     fn backward_here(&self, loss: &Tensor, synchronise: bool) -> Result<()> {
@@ -274,6 +298,8 @@ impl Engine {
         let layouts = buckets(
             &order,
             &parameters,
+            |number| self.options.strategy.place(&parameters[number].info),
+            self.communicator.size(),
             self.options.first_bucket_bytes,
             self.options.bucket_bytes,
         );
@@ -296,22 +322,23 @@ impl Engine {
     fn check_placements(&self, parameters: &[Parameter]) -> Result<()> {
         for parameter in parameters {
             let placement = self.options.strategy.place(&parameter.info);
-            let parts = [
-                ("parameter", placement.parameter),
-                ("gradient", placement.gradient),
-                ("optimizer state", placement.optimizer_state),
-            ];
-            if let Some((what, residence)) = parts
-                .into_iter()
-                .find(|(_, residence)| *residence != Residence::Replicated)
-            {
-                return Err(Error::UnsupportedPlacement {
-                    strategy: self.options.strategy.name().into(),
-                    what,
-                    name: parameter.info.name.clone(),
-                    placement: format!("{residence:?}").to_lowercase(),
-                });
-            }
+            let reason = match placement {
+                Placement {
+                    parameter: Residence::Sharded,
+                    ..
+                } => "sharded parameters are not there yet in this version; replicate the parameter",
+                Placement {
+                    gradient: Residence::Sharded,
+                    optimizer_state: Residence::Replicated,
+                    ..
+                } => "replicated optimizer state needs the whole gradient; shard both, or only the optimizer state",
+                _ => continue,
+            };
+            return Err(Error::UnsupportedPlacement {
+                strategy: self.options.strategy.name().into(),
+                name: parameter.info.name.clone(),
+                reason,
+            });
         }
         Ok(())
     }
@@ -361,36 +388,37 @@ impl Engine {
     }
 }
 
-fn new_state(rule: &dyn OptimizerRule, layout: &BucketLayout) -> [Vec<f32>; StateSlices::MOST] {
+fn new_state(rule: &dyn OptimizerRule, elements: usize) -> [Vec<f32>; StateSlices::MOST] {
     let kept = rule.state_names().len();
-    std::array::from_fn(|number| {
-        if number < kept {
-            vec![0.0; layout.elements]
-        } else {
-            Vec::new()
-        }
-    })
+    std::array::from_fn(|number| if number < kept { vec![0.0; elements] } else { Vec::new() })
 }
 
-/// Updates the parameters of one bucket that hold a gradient.
+/// Updates those elements of one bucket's parameters whose reduced gradient this rank holds.
 fn step_bucket(
     rule: &dyn OptimizerRule,
     update_of: &dyn Fn(usize) -> Option<Update>,
     parameters: &[Parameter],
-    layout: &BucketLayout,
-    gradients: &[f32],
+    bucket: &Held<'_>,
     state: &mut [Vec<f32>; StateSlices::MOST],
 ) -> Result<()> {
-    for slot in &layout.slots {
+    for slot in &bucket.layout.slots {
         let Some(update) = update_of(slot.parameter) else {
             continue;
         };
-        let gradient = &gradients[slot.range.clone()];
-        let state = state
-            .each_mut()
-            .map(|state| state.get_mut(slot.range.clone()).unwrap_or_default());
         with_elements(&parameters[slot.parameter].tensor, |values| {
-            step_parameter(rule, &update, values, gradient, state);
+            for part in bucket.parts.clone() {
+                let place = bucket.place(slot, part);
+                let state = state
+                    .each_mut()
+                    .map(|state| state.get_mut(place.clone()).unwrap_or_default());
+                step_parameter(
+                    rule,
+                    &update,
+                    &mut values[slot.chunk(part)],
+                    bucket.gradient(slot, part),
+                    state,
+                );
+            }
         })?;
     }
     Ok(())

@@ -105,19 +105,15 @@ pub enum Error {
         /// What must come first.
         hint: &'static str,
     },
-    /// A strategy asks for a placement that this version cannot do.
-    #[error(
-        "strategy {strategy} places the {what} of {name:?} as {placement}; this version supports replicated state only"
-    )]
+    /// A strategy asks for a placement that cannot be carried out.
+    #[error("strategy {strategy}, parameter {name:?}: {reason}")]
     UnsupportedPlacement {
         /// The strategy's name.
         strategy: String,
-        /// Parameter, gradient or optimizer state.
-        what: &'static str,
         /// The parameter.
         name: String,
-        /// The placement asked for.
-        placement: String,
+        /// What does not go together, and what to do.
+        reason: &'static str,
     },
     /// A setting is out of range.
     #[error("{setting} is {value}; expected {expected}")]

@@ -2,10 +2,20 @@
 //!
 //! # Protocol
 //!
-//! A bucket is *here* (this rank fills it) or *away* (its reduction runs behind the backward pass). Within one backward
-//! that synchronises, a bucket leaves when all its parameters have come in **and** all buckets before it have left: so
-//! every rank starts the same reductions in the same order, whatever order gradients arrive in. [`Gradients::finish`]
-//! sends the rest off and waits for all to come back.
+//! A bucket's memory is *absent* (a sharded gradient that has not begun to come in), *here* (this rank fills it) or
+//! *away* (its reduction runs behind the backward pass). Within one backward a bucket leaves when all its parameters have
+//! come in **and** all buckets before it have left: so every rank starts the same reductions in the same order, whatever
+//! order gradients arrive in. [`Gradients::finish`] sends the rest off and waits for all to come back.
+//!
+//! What a reduction does follows from the placement:
+//!
+//! | gradient | optimizer state | reduced | into |
+//! | --- | --- | --- | --- |
+//! | replicated | replicated | when the backward synchronises, all-reduce | all parts of the bucket |
+//! | replicated | sharded | when the backward synchronises, reduce-scatter | this rank's part of the bucket |
+//! | sharded | sharded | in every backward, reduce-scatter | this rank's part, added to its shard |
+//!
+//! Replicated gradients have a bucket each that lasts; sharded ones pass through a few buffers that all share.
 //!
 //! Between two calls of [`Gradients::clear`] gradients of several backwards add up. The mean over ranks of an already
 //! averaged part is that part, so backwards after a synchronised one may add to it.
@@ -17,19 +27,21 @@
 //! | empty | nothing is held | running |
 //! | running | a backward is under way; only now do hooks deliver | local, synchronised or failed |
 //! | local | this rank's own gradients are in it | running, empty |
-//! | synchronised | the same on all ranks, and so is which parameters hold one | running, empty |
+//! | synchronised | reduced over all ranks, which agree on the parameters that hold one | running, empty |
 //! | failed | incomplete or lost; nothing may be read | none |
 
-use crate::layout::BucketLayout;
+use crate::layout::{BucketLayout, Slot};
 use crate::norm::sum_of_squares;
-use crate::{Error, Result};
+use crate::{Error, Residence, Result};
 use candle_core::{CpuStorage, Storage, Tensor};
 use rayon::prelude::*;
-use sconce_collectives::{Buffer, Communicator, Pending, ReduceOp};
+use sconce_collectives::{Buffer, Communicator, Counts, Pending, ReduceOp};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Elements copied or added by one task.
 const BLOCK: usize = 1 << 16;
+/// Buffers through which sharded gradients pass: one fills while two are being reduced.
+const PASSING_BUFFERS: usize = 3;
 
 const INCOMPLETE: Error = Error::Order {
     what: "gradients are incomplete",
@@ -49,6 +61,8 @@ struct State {
     buckets: Vec<Bucket>,
     /// Bucket and slot of every parameter.
     places: Vec<(usize, usize)>,
+    /// Buffers for sharded gradients that are free.
+    passing: Vec<Buffer>,
     phase: Phase,
     /// What the gradients held are to be multiplied with, from clipping.
     scale: f32,
@@ -57,7 +71,7 @@ struct State {
     synchronise: bool,
     /// Gradients that came in during this backward, by parameter.
     arrived: Vec<bool>,
-    /// Whether the slot holds a gradient since the last clear, by parameter.
+    /// Whether a gradient is held since the last clear, by parameter.
     holds: Vec<bool>,
     /// The error behind candle's, if a hook failed.
     failure: Option<Error>,
@@ -77,16 +91,48 @@ enum Phase {
 struct Bucket {
     layout: BucketLayout,
     memory: Memory,
+    /// This rank's part of a sharded gradient, and whether it holds one since the last clear.
+    shard: Vec<f32>,
+    shard_holds: bool,
     /// Parameters that have not come in during this backward.
     missing: usize,
 }
 
 #[derive(Debug)]
 enum Memory {
+    Absent,
     Here(Buffer),
     Away(Pending<Buffer>),
     /// Lost in a failed reduction.
     Lost,
+}
+
+/// The reduced gradients of one bucket: those parts that this rank holds.
+#[derive(Debug)]
+pub(crate) struct Held<'a> {
+    pub(crate) layout: &'a BucketLayout,
+    /// The first part held; all, or this rank's alone.
+    pub(crate) parts: std::ops::Range<usize>,
+    elements: &'a [f32],
+}
+
+impl Held<'_> {
+    /// Returns the gradient of a slot's elements in a part that is held.
+    pub(crate) fn gradient(&self, slot: &Slot, part: usize) -> &[f32] {
+        &self.elements[self.place(slot, part)]
+    }
+
+    /// Returns where a slot's elements in a part lie in arrays that cover the parts held.
+    pub(crate) fn place(&self, slot: &Slot, part: usize) -> std::ops::Range<usize> {
+        let place = self.layout.place(slot, part);
+        let start = self.layout.part(self.parts.start).start;
+        place.start - start..place.end - start
+    }
+
+    /// Returns the number of elements of arrays that cover the parts held.
+    pub(crate) fn elements(&self) -> usize {
+        self.parts.len() * self.layout.part_elements
+    }
 }
 
 impl Gradients {
@@ -104,15 +150,30 @@ impl Gradients {
     ) -> Result<()> {
         let mut state = self.lock();
         state.places = vec![(0, 0); parameters];
+        let passing = layouts
+            .iter()
+            .filter(|layout| is_sharded(layout))
+            .map(BucketLayout::elements);
+        let (largest, buffers) = (passing.clone().max().unwrap_or(0), passing.count().min(PASSING_BUFFERS));
+        for _ in 0..buffers {
+            state.passing.push(communicator.allocate_elements::<f32>(largest)?);
+        }
         for (number, layout) in layouts.into_iter().enumerate() {
             for (slot, place) in layout.slots.iter().enumerate() {
                 state.places[place.parameter] = (number, slot);
             }
-            let memory = Memory::Here(communicator.allocate_elements::<f32>(layout.elements)?);
+            let (memory, shard) = if is_sharded(&layout) {
+                (Memory::Absent, vec![0.0; layout.part_elements])
+            } else {
+                let buffer = communicator.allocate_elements::<f32>(layout.elements())?;
+                (Memory::Here(buffer), Vec::new())
+            };
             state.buckets.push(Bucket {
                 missing: 0,
                 layout,
                 memory,
+                shard,
+                shard_holds: false,
             });
         }
         state.holds = vec![false; parameters];
@@ -158,37 +219,31 @@ impl Gradients {
     /// Returns the numbers of the parameters whose gradient did not come in during this backward.
     pub(crate) fn missing(&self) -> Vec<usize> {
         let state = self.lock();
-        state
-            .arrived
-            .iter()
-            .enumerate()
+        let numbered = state.arrived.iter().enumerate();
+        numbered
             .filter(|(_, arrived)| !**arrived)
             .map(|(number, _)| number)
             .collect()
     }
 
-    /// Ends a backward: if it synchronises, reduces what has not been reduced and waits for everything.
+    /// Ends a backward: reduces what is to be reduced in it and has not been, and waits for everything.
     ///
-    /// With `may_be_unused` ranks also agree on which parameters hold a gradient: those that any rank used.
+    /// With `may_be_unused` ranks also agree, if it synchronises, on which parameters hold a gradient: those that any
+    /// rank used.
     pub(crate) fn finish(&self, may_be_unused: bool) -> Result<()> {
         let mut state = self.lock();
         let state = &mut *state;
+        for number in 0..state.buckets.len() {
+            if state.is_reduced_now(number) {
+                state.zero_what_is_missing(number)?;
+                state.buckets[number].missing = 0;
+            }
+        }
+        state.send_full_buckets()?;
+        (0..state.buckets.len()).try_for_each(|number| state.bring_back(number))?;
         if !state.synchronise {
             state.phase = Phase::Local;
             return Ok(());
-        }
-        for number in 0..state.places.len() {
-            if !state.arrived[number] && !state.holds[number] {
-                state.slot_mut(number)?.fill(0.0);
-            }
-        }
-        state.buckets.iter_mut().for_each(|bucket| bucket.missing = 0);
-        state.send_full_buckets()?;
-        for bucket in &mut state.buckets {
-            bucket.memory = match std::mem::replace(&mut bucket.memory, Memory::Lost) {
-                Memory::Away(pending) => Memory::Here(pending.wait()?),
-                other => other,
-            };
         }
         if let Some(communicator) = state.communicator.clone().filter(|_| may_be_unused) {
             let mut held: Vec<u8> = state.holds.iter().map(|held| u8::from(*held)).collect();
@@ -208,13 +263,14 @@ impl Gradients {
     pub(crate) fn clear(&self) {
         let mut state = self.lock();
         state.holds.fill(false);
+        state.buckets.iter_mut().for_each(|bucket| bucket.shard_holds = false);
         state.scale = 1.0;
         if state.phase != Phase::Failed {
             state.phase = Phase::Empty;
         }
     }
 
-    /// Fails unless gradients are held that are the same on all ranks.
+    /// Fails unless gradients are held that have been reduced over all ranks.
     pub(crate) fn check_synchronised(&self) -> Result<()> {
         let state = self.lock();
         state.check_complete()?;
@@ -233,43 +289,151 @@ impl Gradients {
         self.lock().scale *= factor;
     }
 
-    /// Returns the factor by which the gradients that [`Gradients::with_buckets`] shows are still to be multiplied.
+    /// Returns the factor by which the gradients that [`Gradients::with_held`] shows are still to be multiplied.
     pub(crate) fn scale(&self) -> f32 {
         self.lock().scale
     }
 
-    /// Returns the L2 norm of all gradients held; padding and slots without gradient do not count.
+    /// Returns the L2 norm of the gradients of all ranks together; padding and slots without gradient do not count.
+    ///
+    /// Each element counts once, whoever holds it. Sums run part by part in one order whatever is sharded, so the norm
+    /// has the same bits under every strategy.
     pub(crate) fn norm(&self) -> Result<f64> {
         let scale = f64::from(self.scale());
-        self.with_buckets(|buckets, holds| {
-            let mut slices = Vec::new();
-            for (layout, gradients) in buckets {
-                let held = layout.slots.iter().filter(|slot| holds[slot.parameter]);
-                slices.extend(held.map(|slot| &gradients[slot.range.clone()]));
+        let communicator = self.lock().communicator.clone();
+        let Some(communicator) = communicator else {
+            return Ok(0.0);
+        };
+        let (rank, world) = (communicator.rank(), communicator.size());
+        let (sums, exchange) = self.with_held(|held, holds| {
+            let mut sums = vec![0.0; held.len() * world];
+            for (bucket, sums) in held.iter().zip(sums.chunks_mut(world)) {
+                for part in bucket.parts.clone() {
+                    let slots = bucket.layout.slots.iter().filter(|slot| holds[slot.parameter]);
+                    let slices: Vec<_> = slots.map(|slot| bucket.gradient(slot, part)).collect();
+                    sums[part] = sum_of_squares(&slices);
+                }
             }
-            sum_of_squares(&slices).sqrt() * scale
-        })
+            (sums, held.iter().any(|bucket| bucket.parts.len() < world))
+        })?;
+        if !exchange {
+            return Ok(sums.iter().sum::<f64>().sqrt() * scale);
+        }
+        let own: Vec<f64> = sums.chunks(world).map(|parts| parts[rank]).collect();
+        let mut all = vec![0.0; sums.len()];
+        communicator.all_gather(&own, &mut all)?;
+        let buckets = own.len();
+        let in_order = (0..buckets).flat_map(|bucket| (0..world).map(move |part| (bucket, part)));
+        Ok(in_order
+            .map(|(bucket, part)| all[part * buckets + bucket])
+            .sum::<f64>()
+            .sqrt()
+            * scale)
     }
 
-    /// Runs `work` on all buckets, which must be here, with a word on which parameters hold a gradient.
-    pub(crate) fn with_buckets<R>(&self, work: impl FnOnce(&[(&BucketLayout, &[f32])], &[bool]) -> R) -> Result<R> {
+    /// Runs `work` on the parts of all buckets that this rank holds, with a word on which parameters hold a gradient.
+    pub(crate) fn with_held<R>(&self, work: impl FnOnce(&[Held<'_>], &[bool]) -> R) -> Result<R> {
         let state = self.lock();
         state.check_complete()?;
+        let rank = state
+            .communicator
+            .as_ref()
+            .map_or(0, |communicator| communicator.rank());
         let view = |bucket| match bucket {
             &Bucket {
                 ref layout,
                 memory: Memory::Here(ref buffer),
                 ..
-            } => Ok((layout, &buffer.as_slice::<f32>()[..layout.elements])),
+            } => {
+                let is_local = state.phase != Phase::Synchronised;
+                let all = is_local || layout.placement.optimizer_state == Residence::Replicated;
+                let parts = if all { 0..layout.parts } else { rank..rank + 1 };
+                let elements = layout.part(parts.start).start..layout.part(parts.end).start;
+                let elements = &buffer.as_slice::<f32>()[elements];
+                Ok(Held {
+                    layout,
+                    parts,
+                    elements,
+                })
+            }
+            Bucket {
+                layout,
+                memory: Memory::Absent,
+                shard,
+                ..
+            } => Ok(Held {
+                layout,
+                parts: rank..rank + 1,
+                elements: shard,
+            }),
             _ => Err(INCOMPLETE),
         };
         let views: Vec<_> = state.buckets.iter().map(view).collect::<Result<_>>()?;
         Ok(work(&views, &state.holds))
     }
 
+    /// Gives every rank the other ranks' parts of what `own_part` says of its own, bucket by bucket, through the
+    /// gradients' memory; the gradients are forgotten.
+    ///
+    /// `own_part` fills this rank's part of a bucket of sharded state; `take` gets the whole bucket.
+    pub(crate) fn exchange_parts(
+        &self,
+        own_part: impl Fn(&BucketLayout, &mut [f32]) -> Result<()>,
+        take: impl Fn(&BucketLayout, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let Some(communicator) = state.communicator.clone() else {
+            return Ok(());
+        };
+        let is_exchanged = |layout: &BucketLayout| layout.placement.optimizer_state == Residence::Sharded;
+        let numbers: Vec<_> = (0..state.buckets.len())
+            .filter(|n| is_exchanged(&state.buckets[*n].layout))
+            .collect();
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        let mut under_way = std::collections::VecDeque::new();
+        for number in numbers {
+            if under_way.len() == PASSING_BUFFERS {
+                state.take_back(&mut under_way, &take)?;
+            }
+            let mut buffer = match std::mem::replace(&mut state.buckets[number].memory, Memory::Absent) {
+                Memory::Here(buffer) => buffer,
+                Memory::Absent => state.passing.pop().ok_or(INCOMPLETE)?,
+                _ => return Err(INCOMPLETE),
+            };
+            let layout = &state.buckets[number].layout;
+            let (elements, part_elements) = (layout.elements(), layout.part_elements);
+            own_part(
+                layout,
+                &mut buffer.as_mut_slice::<f32>()[layout.part(communicator.rank())],
+            )?;
+            let pending = communicator.run_behind(buffer, move |buffer, group| {
+                group.all_gather_in_place(
+                    &mut buffer.as_mut_slice::<f32>()[..elements],
+                    Counts::Equal(part_elements),
+                )
+            });
+            under_way.push_back((number, pending));
+        }
+        while !under_way.is_empty() {
+            state.take_back(&mut under_way, &take)?;
+        }
+        state.holds.fill(false);
+        state.buckets.iter_mut().for_each(|bucket| bucket.shard_holds = false);
+        state.scale = 1.0;
+        state.phase = Phase::Empty;
+        Ok(())
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn is_sharded(layout: &BucketLayout) -> bool {
+    layout.placement.gradient == Residence::Sharded
 }
 
 impl State {
@@ -281,16 +445,30 @@ impl State {
         }
     }
 
+    /// Says whether a bucket's gradients are reduced in the backward under way.
+    fn is_reduced_now(&self, bucket: usize) -> bool {
+        self.synchronise || is_sharded(&self.buckets[bucket].layout)
+    }
+
     /// Multiplies the gradients held with the factor that clipping left, so that others may be added.
     fn apply_scale(&mut self) -> Result<()> {
         let scale = std::mem::replace(&mut self.scale, 1.0);
         if scale == 1.0 {
             return Ok(());
         }
-        for parameter in 0..self.places.len() {
-            if self.holds[parameter] {
-                let chunks = self.slot_mut(parameter)?.par_chunks_mut(BLOCK);
-                chunks.for_each(|chunk| chunk.iter_mut().for_each(|value| *value *= scale));
+        let multiply = |values: &mut [f32]| {
+            let blocks = values.par_chunks_mut(BLOCK);
+            blocks.for_each(|block| block.iter_mut().for_each(|value| *value *= scale));
+        };
+        for bucket in &mut self.buckets {
+            match &mut bucket.memory {
+                Memory::Here(buffer) => {
+                    for slot in bucket.layout.slots.iter().filter(|slot| self.holds[slot.parameter]) {
+                        let places = (0..bucket.layout.parts).map(|part| bucket.layout.place(slot, part));
+                        places.for_each(|place| multiply(&mut buffer.as_mut_slice::<f32>()[place]));
+                    }
+                }
+                _ => multiply(&mut bucket.shard),
             }
         }
         Ok(())
@@ -313,47 +491,158 @@ impl State {
             ))));
         };
         let values = &values[layout.start_offset()..][..layout.shape().elem_count()];
-        let is_first = !self.holds[parameter];
-        let slot = self.slot_mut(parameter)?;
-        let pairs = slot.par_chunks_mut(BLOCK).zip(values.par_chunks(BLOCK));
-        if is_first {
-            pairs.for_each(|(slot, values)| slot.copy_from_slice(values));
+        let number = self.places[parameter].0;
+        // A buffer that is passed on holds this backward's gradients only.
+        let is_first = if is_sharded(&self.buckets[number].layout) {
+            self.make_present(number)?;
+            !self.arrived[parameter]
         } else {
-            pairs.for_each(|(slot, values)| slot.iter_mut().zip(values).for_each(|(sum, value)| *sum += value));
-        }
+            !self.holds[parameter]
+        };
+        self.for_each_chunk(parameter, |slot, chunk| {
+            let pairs = slot.par_chunks_mut(BLOCK).zip(values[chunk].par_chunks(BLOCK));
+            if is_first {
+                pairs.for_each(|(slot, values)| slot.copy_from_slice(values));
+            } else {
+                pairs.for_each(|(slot, values)| slot.iter_mut().zip(values).for_each(|(sum, value)| *sum += value));
+            }
+        })?;
         self.holds[parameter] = true;
         if !std::mem::replace(&mut self.arrived[parameter], true) {
-            self.buckets[self.places[parameter].0].missing -= 1;
+            self.buckets[number].missing -= 1;
         }
         Ok(())
     }
 
-    fn slot_mut(&mut self, parameter: usize) -> Result<&mut [f32]> {
+    /// Runs `work` on every chunk of a parameter's slot, with the range of the parameter's elements in it.
+    fn for_each_chunk(&mut self, parameter: usize, work: impl Fn(&mut [f32], std::ops::Range<usize>)) -> Result<()> {
         let (bucket, slot) = self.places[parameter];
-        let bucket = &mut self.buckets[bucket];
-        match &mut bucket.memory {
-            Memory::Here(buffer) => Ok(&mut buffer.as_mut_slice::<f32>()[bucket.layout.slots[slot].range.clone()]),
-            _ => Err(Error::Order {
+        let Bucket { layout, memory, .. } = &mut self.buckets[bucket];
+        let Memory::Here(buffer) = memory else {
+            return Err(Error::Order {
                 what: "a gradient for a bucket that is being reduced",
                 hint: "a parameter's gradient came twice in one backward; call backward once per graph",
-            }),
+            });
+        };
+        let (elements, slot) = (buffer.as_mut_slice::<f32>(), &layout.slots[slot]);
+        (0..layout.parts).for_each(|part| work(&mut elements[layout.place(slot, part)], slot.chunk(part)));
+        Ok(())
+    }
+
+    /// Gives a bucket of sharded gradients a buffer to fill.
+    fn make_present(&mut self, number: usize) -> Result<()> {
+        if !matches!(self.buckets[number].memory, Memory::Absent) || self.buckets[number].missing == 0 {
+            return Ok(());
         }
+        if self.passing.is_empty() {
+            let away = (0..self.left).find(|earlier| matches!(self.buckets[*earlier].memory, Memory::Away(_)));
+            let waiting = away.filter(|earlier| is_sharded(&self.buckets[*earlier].layout));
+            waiting.map_or(Ok(()), |earlier| self.bring_back(earlier))?;
+        }
+        // All are being filled when this rank's graph is ordered otherwise than rank 0's: private memory serves too.
+        let bytes = self.buckets[number].layout.elements() * size_of::<f32>();
+        let buffer = self.passing.pop().unwrap_or_else(|| Buffer::on_heap(bytes));
+        self.buckets[number].memory = Memory::Here(buffer);
+        Ok(())
+    }
+
+    /// Fills the slots of a bucket with zeros for which no gradient has come.
+    fn zero_what_is_missing(&mut self, number: usize) -> Result<()> {
+        let is_sharded = is_sharded(&self.buckets[number].layout);
+        if is_sharded {
+            self.make_present(number)?;
+        }
+        let parameters: Vec<_> = self.buckets[number]
+            .layout
+            .slots
+            .iter()
+            .map(|slot| slot.parameter)
+            .collect();
+        for parameter in parameters {
+            if !self.arrived[parameter] && (is_sharded || !self.holds[parameter]) {
+                self.for_each_chunk(parameter, |slot, _| slot.fill(0.0))?;
+            }
+        }
+        Ok(())
     }
 
     /// Starts the reduction of every bucket whose turn it is.
     fn send_full_buckets(&mut self) -> Result<()> {
-        let Some(communicator) = self.communicator.clone().filter(|_| self.synchronise) else {
+        let Some(communicator) = self.communicator.clone() else {
             return Ok(());
         };
-        while self.left < self.buckets.len() && self.buckets[self.left].missing == 0 {
+        while self.left < self.buckets.len() {
+            let is_reduced = self.is_reduced_now(self.left);
             let bucket = &mut self.buckets[self.left];
-            bucket.memory = match std::mem::replace(&mut bucket.memory, Memory::Lost) {
-                Memory::Here(buffer) => Memory::Away(communicator.run_behind(buffer, |buffer, group| {
-                    group.all_reduce(buffer.as_mut_slice::<f32>(), ReduceOp::Mean)
-                })),
-                _ => return Err(INCOMPLETE),
-            };
+            if bucket.missing > 0 && is_reduced {
+                return Ok(());
+            }
+            if is_reduced {
+                let layout = &bucket.layout;
+                let (elements, part_elements) = (layout.elements(), layout.part_elements);
+                let whole = layout.placement.optimizer_state == Residence::Replicated;
+                bucket.memory = match std::mem::replace(&mut bucket.memory, Memory::Lost) {
+                    Memory::Here(buffer) => Memory::Away(communicator.run_behind(buffer, move |buffer, group| {
+                        let elements = &mut buffer.as_mut_slice::<f32>()[..elements];
+                        if whole {
+                            group.all_reduce(elements, ReduceOp::Mean)
+                        } else {
+                            group.reduce_scatter_in_place(elements, Counts::Equal(part_elements), ReduceOp::Mean)
+                        }
+                    })),
+                    _ => return Err(INCOMPLETE),
+                };
+            }
             self.left += 1;
+        }
+        Ok(())
+    }
+
+    /// Waits for a bucket that is away; a sharded gradient is added to its shard.
+    fn bring_back(&mut self, number: usize) -> Result<()> {
+        let rank = self.communicator.as_ref().map_or(0, |communicator| communicator.rank());
+        let bucket = &mut self.buckets[number];
+        if !matches!(bucket.memory, Memory::Away(_)) {
+            return Ok(());
+        }
+        let Memory::Away(pending) = std::mem::replace(&mut bucket.memory, Memory::Lost) else {
+            return Ok(());
+        };
+        let buffer = pending.wait()?;
+        if !is_sharded(&bucket.layout) {
+            bucket.memory = Memory::Here(buffer);
+            return Ok(());
+        }
+        let own = &buffer.as_slice::<f32>()[bucket.layout.part(rank)];
+        let pairs = bucket.shard.par_chunks_mut(BLOCK).zip(own.par_chunks(BLOCK));
+        if std::mem::replace(&mut bucket.shard_holds, true) {
+            pairs.for_each(|(sum, values)| sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value));
+        } else {
+            pairs.for_each(|(sum, values)| sum.copy_from_slice(values));
+        }
+        bucket.memory = Memory::Absent;
+        if buffer.is_shared() || self.communicator.as_ref().is_some_and(|group| group.size() == 1) {
+            self.passing.push(buffer);
+        }
+        Ok(())
+    }
+
+    /// Waits for the exchange that was started first and hands its bucket on.
+    fn take_back(
+        &mut self,
+        under_way: &mut std::collections::VecDeque<(usize, Pending<Buffer>)>,
+        take: &impl Fn(&BucketLayout, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        let Some((number, pending)) = under_way.pop_front() else {
+            return Ok(());
+        };
+        let buffer = pending.wait()?;
+        let bucket = &mut self.buckets[number];
+        take(&bucket.layout, &buffer.as_slice::<f32>()[..bucket.layout.elements()])?;
+        if is_sharded(&bucket.layout) {
+            self.passing.push(buffer);
+        } else {
+            bucket.memory = Memory::Here(buffer);
         }
         Ok(())
     }

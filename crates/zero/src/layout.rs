@@ -1,13 +1,24 @@
 //! Where gradients lie: buckets in the order in which gradients become ready.
 //!
-//! candle's backward visits nodes in the order of [`Tensor::sorted_nodes`], so the order is known before the first
+//! candle's backward visits nodes in the order of `Tensor::sorted_nodes`, so the order is known before the first
 //! backward. Rank 0's order is used by all. Bucket sizes follow PyTorch DDP: the first is small, so that the first
 //! reduction starts early.
+//!
+//! Every bucket has one part per rank, and every parameter in it is cut into as many chunks:
+//!
+//! ```text
+//! bucket:  | part of rank 0          | part of rank 1          |
+//!          | a[..2]  b[..3]  padding | a[2..]  b[3..]  padding |
+//! ```
+//!
+//! Whatever is sharded is sharded by parts; what is replicated has the same layout, so that sums over it run in the same
+//! order and come to the same bits.
 
+use crate::Placement;
 use crate::parameters::Parameter;
 use std::ops::Range;
 
-/// Elements to which every slot is aligned: one cache line of f32.
+/// Elements to which every chunk is aligned: one cache line of f32.
 const ALIGNMENT: usize = 16;
 
 /// Where one parameter's gradient lies.
@@ -15,37 +26,140 @@ const ALIGNMENT: usize = 16;
 pub(crate) struct Slot {
     /// The parameter's number.
     pub(crate) parameter: usize,
-    /// Elements within the bucket.
-    pub(crate) range: Range<usize>,
+    /// Elements of the parameter.
+    elements: usize,
+    /// Elements of each of its chunks; the last ones may be shorter, or empty.
+    chunk: usize,
+    /// Where its chunks begin within each part.
+    offset: usize,
 }
 
-/// One bucket: parameters whose gradients are reduced together.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// One bucket: parameters of one placement whose gradients are reduced together.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BucketLayout {
+    pub(crate) placement: Placement,
     pub(crate) slots: Vec<Slot>,
-    /// Elements, padding included.
-    pub(crate) elements: usize,
+    pub(crate) parts: usize,
+    /// Elements of each part, padding included.
+    pub(crate) part_elements: usize,
+}
+
+impl Slot {
+    /// Returns the parameter's elements that lie in `part`.
+    pub(crate) fn chunk(&self, part: usize) -> Range<usize> {
+        (part * self.chunk).min(self.elements)..((part + 1) * self.chunk).min(self.elements)
+    }
+
+    /// Returns where they lie within the part.
+    pub(crate) fn within_part(&self, part: usize) -> Range<usize> {
+        self.offset..self.offset + self.chunk(part).len()
+    }
+}
+
+impl BucketLayout {
+    fn new(placement: Placement, parts: usize) -> Self {
+        Self {
+            placement,
+            slots: Vec::new(),
+            parts,
+            part_elements: 0,
+        }
+    }
+
+    fn push(&mut self, parameter: usize, elements: usize) {
+        let chunk = elements.div_ceil(self.parts);
+        self.slots.push(Slot {
+            parameter,
+            elements,
+            chunk,
+            offset: self.part_elements,
+        });
+        self.part_elements = (self.part_elements + chunk).next_multiple_of(ALIGNMENT);
+    }
+
+    /// Returns the elements of the whole bucket, padding included.
+    pub(crate) fn elements(&self) -> usize {
+        self.parts * self.part_elements
+    }
+
+    /// Returns a rank's part.
+    pub(crate) fn part(&self, rank: usize) -> Range<usize> {
+        rank * self.part_elements..(rank + 1) * self.part_elements
+    }
+
+    /// Returns where the elements of `slot` that lie in `part` are in the bucket.
+    pub(crate) fn place(&self, slot: &Slot, part: usize) -> Range<usize> {
+        let within = slot.within_part(part);
+        let start = part * self.part_elements;
+        start + within.start..start + within.end
+    }
 }
 
 /// Deals parameters out into buckets in the given order; a bucket is closed when it reaches its size in bytes.
-pub(crate) fn buckets(order: &[usize], parameters: &[Parameter], first: usize, others: usize) -> Vec<BucketLayout> {
-    let mut buckets: Vec<BucketLayout> = Vec::new();
-    let mut open = BucketLayout::default();
+pub(crate) fn buckets(
+    order: &[usize],
+    parameters: &[Parameter],
+    placement_of: impl Fn(usize) -> Placement,
+    parts: usize,
+    first: usize,
+    others: usize,
+) -> Vec<BucketLayout> {
+    let mut closed: Vec<BucketLayout> = Vec::new();
+    let mut open: Vec<BucketLayout> = Vec::new();
     for &parameter in order {
-        let elements = parameters[parameter].info.elements();
-        let start = open.elements;
-        open.slots.push(Slot {
-            parameter,
-            range: start..start + elements,
-        });
-        open.elements = (start + elements).next_multiple_of(ALIGNMENT);
-        let limit = if buckets.is_empty() { first } else { others };
-        if open.elements * size_of::<f32>() >= limit {
-            buckets.push(std::mem::take(&mut open));
+        let placement = placement_of(parameter);
+        let number = open
+            .iter()
+            .position(|bucket| bucket.placement == placement)
+            .unwrap_or_else(|| {
+                open.push(BucketLayout::new(placement, parts));
+                open.len() - 1
+            });
+        open[number].push(parameter, parameters[parameter].info.elements());
+        let limit = if closed.is_empty() { first } else { others };
+        if open[number].elements() * size_of::<f32>() >= limit {
+            closed.push(open.remove(number));
         }
     }
-    if !open.slots.is_empty() {
-        buckets.push(open);
+    closed.extend(open);
+    closed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Residence;
+
+    const PLACEMENT: Placement = Placement {
+        parameter: Residence::Replicated,
+        gradient: Residence::Sharded,
+        optimizer_state: Residence::Sharded,
+    };
+
+    #[test]
+    fn chunks_cover_every_element_once_and_do_not_overlap() {
+        for (parts, sizes) in [(1, vec![5, 0, 40]), (3, vec![1, 2, 7, 100]), (4, vec![3, 33, 1, 16])] {
+            let mut bucket = BucketLayout::new(PLACEMENT, parts);
+            sizes
+                .iter()
+                .enumerate()
+                .for_each(|(number, size)| bucket.push(number, *size));
+            let mut taken = vec![false; bucket.elements()];
+            for (slot, size) in bucket.slots.iter().zip(&sizes) {
+                let mut covered = 0;
+                for part in 0..parts {
+                    assert_eq!(slot.chunk(part).start.min(*size), covered);
+                    covered = slot.chunk(part).end;
+                    let place = bucket.place(slot, part);
+                    assert_eq!(place.len(), slot.chunk(part).len());
+                    assert!(place.is_empty() || bucket.part(part).contains(&place.start));
+                    assert!(place.end <= bucket.part(part).end);
+                    taken[place]
+                        .iter_mut()
+                        .for_each(|taken| assert!(!std::mem::replace(taken, true)));
+                }
+                assert_eq!(covered, *size);
+            }
+        }
     }
-    buckets
 }

@@ -40,5 +40,5 @@ pub use engine::{Engine, EngineOptions};
 pub use error::{Error, Result};
 pub use optimizer::{AdamW, OptimizerRule, Sgd, StateSlices, Update};
 pub use parameters::ParameterInfo;
-pub use strategy::{DataParallel, Placement, Residence, ShardingStrategy};
+pub use strategy::{DataParallel, Placement, Residence, ShardingStrategy, ZeroStage};
 pub use weights::{WeightFiles, Weights};

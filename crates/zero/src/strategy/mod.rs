@@ -1,8 +1,10 @@
 //! Where the parts of training state live: the choice that tells DDP, ZeRO and FSDP apart.
 
 mod data_parallel;
+mod zero_stage;
 
 pub use data_parallel::DataParallel;
+pub use zero_stage::ZeroStage;
 
 use crate::ParameterInfo;
 

@@ -11,6 +11,7 @@ mod optimizers;
 mod oracle;
 mod unused;
 mod weight_files;
+mod zero_stages;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Init;

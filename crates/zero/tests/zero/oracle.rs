@@ -6,13 +6,13 @@ use candle_nn::{Init, Linear, Module, VarBuilder, linear};
 use sconce_zero::{Engine, EngineOptions, Sgd, Weights};
 use std::collections::HashMap;
 
-const ROWS: usize = 24;
-const INPUTS: usize = 7;
-const STEPS: usize = 6;
+pub(crate) const ROWS: usize = 24;
+pub(crate) const INPUTS: usize = 7;
+pub(crate) const STEPS: usize = 6;
 const RATE: f64 = 0.3;
 
 /// Odd sizes, and one weight at both ends.
-struct Model {
+pub(crate) struct Model {
     tied: Tensor,
     up: Linear,
     down: Linear,
@@ -28,7 +28,7 @@ impl Model {
         Self { tied, up, down }
     }
 
-    fn loss(&self, rows: &Tensor, targets: &Tensor) -> Tensor {
+    pub(crate) fn loss(&self, rows: &Tensor, targets: &Tensor) -> Tensor {
         let hidden = rows.matmul(&self.tied).unwrap().gelu().unwrap();
         let hidden = self.up.forward(&hidden).unwrap().gelu().unwrap();
         let hidden = self.down.forward(&hidden).unwrap();
@@ -38,7 +38,7 @@ impl Model {
 }
 
 /// Rows and targets of a step.
-fn batch(step: usize) -> (Tensor, Tensor) {
+pub(crate) fn batch(step: usize) -> (Tensor, Tensor) {
     let wave = |factor: f32| {
         let values: Vec<f32> = (0..ROWS * INPUTS)
             .map(|i| (factor * (i + 31 * step) as f32).sin())
@@ -49,11 +49,11 @@ fn batch(step: usize) -> (Tensor, Tensor) {
 }
 
 /// What a run is compared by.
-#[derive(Debug, PartialEq)]
-struct Trace {
-    losses: Vec<u32>,
-    norms: Vec<u64>,
-    parameters: Vec<u32>,
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Trace {
+    pub(crate) losses: Vec<u32>,
+    pub(crate) norms: Vec<u64>,
+    pub(crate) parameters: Vec<u32>,
 }
 
 impl Trace {
@@ -76,7 +76,7 @@ impl Trace {
     }
 }
 
-fn new_model(engine: &Engine) -> Model {
+pub(crate) fn new_model(engine: &Engine) -> Model {
     Model::new(
         engine
             .var_builder(Weights::Random { seed: 3 }, DType::F32, &Device::Cpu)
@@ -159,7 +159,7 @@ fn train_managed(world: usize, options: impl Fn() -> EngineOptions + Sync) -> Ve
 }
 
 /// Returns the largest relative deviation of losses, of norms and of parameters.
-fn deviations(found: &Trace, expected: &Trace) -> [f64; 3] {
+pub(crate) fn deviations(found: &Trace, expected: &Trace) -> [f64; 3] {
     let largest = |found: Vec<f64>, expected: Vec<f64>, floor: f64| {
         let relative = |(f, e): (&f64, &f64)| (f - e).abs() / (floor + e.abs());
         found.iter().zip(&expected).map(relative).fold(0.0, f64::max)
