@@ -10,7 +10,7 @@ use sconce_core::{Accelerator, Error, World};
 /// The exit code with which the program is to end: 2, or 0 after `--help`.
 pub fn parse_arguments<A: clap::Parser>() -> Result<A, ExitCode> {
     A::try_parse().map_err(|error| {
-        if World::from_env().map_or(true, |world| world.is_main()) {
+        if is_main() {
             // Nothing is left to do if the terminal is gone.
             let _ = error.print();
         }
@@ -39,7 +39,11 @@ pub fn run(
         Some(Error::ReportedByMain) => Some(false),
         _ => None,
     });
-    if shared != Some(false) {
+    // Every rank finds the same mistake in a setting by itself.
+    let is_setting = error
+        .chain()
+        .any(|cause| matches!(cause.downcast_ref(), Some(Error::Setting { .. })));
+    if shared != Some(false) && (is_main() || !is_setting) {
         eprintln!("error: {error:#}");
     }
     if let (Some(accelerator), Some(_)) = (accelerator, shared) {
@@ -47,4 +51,8 @@ pub fn run(
         let _ = accelerator.wait_for_everyone();
     }
     ExitCode::FAILURE
+}
+
+fn is_main() -> bool {
+    World::from_env().map_or(true, |world| world.is_main())
 }

@@ -6,7 +6,7 @@ use crate::managed::ManagedAccelerator;
 use crate::{Accelerator, Error, Result};
 use candle_core::Device;
 use sconce_collectives::{Options, World, connect};
-use sconce_zero::{DataParallel, Engine, EngineOptions, ShardingStrategy};
+use sconce_zero::{DataParallel, Engine, EngineOptions, ShardingStrategy, ZeroStage};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -46,7 +46,8 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Sets where parameters, gradients and optimizer state live; [`DataParallel`] by default.
+    /// Sets where parameters, gradients and optimizer state live; by default the ZeRO stage that the environment asks
+    /// for, or [`DataParallel`].
     #[must_use]
     pub fn strategy(mut self, strategy: impl ShardingStrategy + 'static) -> Self {
         self.strategy = Some(Box::new(strategy));
@@ -110,6 +111,10 @@ impl AcceleratorBuilder {
             timeout: timeout.unwrap_or(Options::default().timeout),
             flight_recorder: Some(folder),
         };
+        let strategy = match self.strategy {
+            Some(strategy) => strategy,
+            None => strategy(&lookup)?,
+        };
         let (world, communicator, connection) = match self.connection {
             Some((world, communicator)) => (world, communicator, None),
             None => {
@@ -121,7 +126,7 @@ impl AcceleratorBuilder {
         let engine = Engine::new(
             communicator,
             EngineOptions {
-                strategy: self.strategy.unwrap_or_else(|| Box::new(DataParallel)),
+                strategy,
                 find_unused_parameters: self.find_unused_parameters,
                 ..EngineOptions::default()
             },
@@ -171,5 +176,39 @@ fn check_precision(value: Option<String>) -> Result<()> {
             value: other.into(),
             expected: "this version trains in f32 only; set it to \"no\" or leave --mixed_precision out".into(),
         }),
+    }
+}
+
+/// Returns the strategy that the environment asks for.
+fn strategy(lookup: &impl Fn(&str) -> Option<String>) -> Result<Box<dyn ShardingStrategy>> {
+    let refused = |setting, value: &str, expected: &str| Error::Setting {
+        setting,
+        value: value.into(),
+        expected: expected.into(),
+    };
+    let used = lookup(variable::ACCELERATE_USE_DEEPSPEED).unwrap_or_default();
+    match used.trim().to_ascii_lowercase().as_str() {
+        "" | "false" | "0" | "no" | "off" => return Ok(Box::new(DataParallel)),
+        "true" | "1" | "yes" | "on" => {}
+        other => {
+            return Err(refused(
+                variable::ACCELERATE_USE_DEEPSPEED,
+                other,
+                "expected true or false",
+            ));
+        }
+    }
+    let setting = variable::ACCELERATE_DEEPSPEED_ZERO_STAGE;
+    let stage = lookup(setting).unwrap_or_default();
+    match stage.trim() {
+        "0" => Ok(Box::new(DataParallel)),
+        "1" => Ok(Box::new(ZeroStage::One)),
+        "" | "2" => Ok(Box::new(ZeroStage::Two)),
+        "3" => Err(refused(
+            setting,
+            "3",
+            "stage 3 (sharded parameters) is not there yet in this version; use 0, 1 or 2",
+        )),
+        other => Err(refused(setting, other, "expected 0, 1 or 2")),
     }
 }

@@ -47,4 +47,4 @@ pub use optimizer::Optimizer;
 pub use schedule::{LinearSchedule, Schedule, Scheduler};
 
 pub use sconce_collectives::{Communicator, ReduceOp, World};
-pub use sconce_zero::{AdamW, DataParallel, OptimizerRule, Sgd, ShardingStrategy, WeightFiles, Weights};
+pub use sconce_zero::{AdamW, DataParallel, OptimizerRule, Sgd, ShardingStrategy, WeightFiles, Weights, ZeroStage};

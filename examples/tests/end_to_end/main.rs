@@ -42,10 +42,16 @@ fn fixtures() -> PathBuf {
 
 /// Runs `finetune_llama` on `ranks` ranks.
 fn train(ranks: usize, arguments: &[&str]) -> Output {
+    train_with(&[], ranks, arguments)
+}
+
+/// Runs `finetune_llama` on `ranks` ranks with more flags for the launcher.
+fn train_with(flags: &[&str], ranks: usize, arguments: &[&str]) -> Output {
     let mut command = Command::new(sconce());
     command
         .arg("launch")
         .args(["--num_processes", &ranks.to_string()])
+        .args(flags)
         .arg(finetune_llama())
         .args(arguments);
     command.env(

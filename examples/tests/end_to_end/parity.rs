@@ -1,6 +1,6 @@
 //! Same numbers as PyTorch and transformers, on any number of ranks, with the same bits in every run.
 
-use crate::{fixtures, text, train, write_tokens};
+use crate::{fixtures, text, train_with, write_tokens};
 use candle_core::{Device, Tensor, safetensors};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -31,7 +31,18 @@ struct Trained {
     bytes: Vec<u8>,
 }
 
+/// The launcher's flags for a ZeRO stage.
+const STAGES: [&[&str]; 3] = [
+    &["--use_deepspeed", "--zero_stage", "0"],
+    &["--use_deepspeed", "--zero_stage", "1"],
+    &["--use_deepspeed"],
+];
+
 fn run(folder: &Path, ranks: usize, accumulation: usize, data: &Path, recipe: &[&str]) -> Trained {
+    run_with(&[], folder, ranks, accumulation, data, recipe)
+}
+
+fn run_with(flags: &[&str], folder: &Path, ranks: usize, accumulation: usize, data: &Path, recipe: &[&str]) -> Trained {
     let output = tempfile::tempdir_in(folder).unwrap();
     let (model, metrics) = (output.path().join("model"), output.path().join("metrics.jsonl"));
     let (source, accumulation) = (fixtures().join("model"), accumulation.to_string());
@@ -49,7 +60,7 @@ fn run(folder: &Path, ranks: usize, accumulation: usize, data: &Path, recipe: &[
         metrics.to_str().unwrap(),
     ]);
     arguments.extend(recipe);
-    let result = train(ranks, &arguments);
+    let result = train_with(flags, ranks, &arguments);
     assert!(result.status.success(), "{}", text(&result.stderr));
     let lines = fs::read_to_string(metrics).unwrap();
     let file = model.join("model.safetensors");
@@ -193,4 +204,33 @@ fn worlds_of_1_2_3_and_4_agree_and_runs_repeat_bit_for_bit() {
             );
         }
     }
+}
+
+#[test]
+fn zero_stages_give_the_bits_of_data_parallelism() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("tokens.safetensors");
+    write_tokens(&data, &batches()["tokens"]);
+    for ranks in [1, 2, 4] {
+        let parallel = run(folder.path(), ranks, 1, &data, HOT);
+        for flags in STAGES {
+            let sharded = run_with(flags, folder.path(), ranks, 1, &data, HOT);
+            assert!(sharded.bytes == parallel.bytes, "{flags:?} on {ranks} ranks");
+            for key in ["loss", "grad_norm"] {
+                assert_eq!(
+                    series(&sharded.metrics, key),
+                    series(&parallel.metrics, key),
+                    "{flags:?}, {key}"
+                );
+            }
+        }
+    }
+    // Stage 2 reduces every micro-batch; PyTorch's numbers come out all the same.
+    let accumulated = run_with(STAGES[2], folder.path(), 2, 2, &data, BASE);
+    check(
+        &accumulated,
+        "train_ddp_ga2.json",
+        "final_ddp_ga2.safetensors",
+        "ZeRO 2, accumulation 2",
+    );
 }

@@ -100,6 +100,17 @@ pub(crate) struct Arguments {
     )]
     pub(super) gradient_accumulation_steps: Option<usize>,
 
+    /// Shard training state over the ranks as DeepSpeed's ZeRO does
+    #[arg(long = "use_deepspeed", alias = "use-deepspeed", help_heading = "Sharding")]
+    pub(super) use_deepspeed: bool,
+
+    /// ZeRO stage: 0 nothing is sharded, 1 optimizer state, 2 gradients too [default: 2]
+    #[arg(
+        long = "zero_stage", alias = "zero-stage", value_name = "N", requires = "use_deepspeed",
+        value_parser = clap::value_parser!(u8).range(0..=3), help_heading = "Sharding"
+    )]
+    pub(super) zero_stage: Option<u8>,
+
     /// Check on every rank that collective operations agree in shape and dtype
     #[arg(long, help_heading = "Training")]
     pub(super) debug: bool,
