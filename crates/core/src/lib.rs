@@ -47,4 +47,7 @@ pub use optimizer::Optimizer;
 pub use schedule::{LinearSchedule, Schedule, Scheduler};
 
 pub use sconce_collectives::{Communicator, ReduceOp, World};
-pub use sconce_zero::{AdamW, DataParallel, OptimizerRule, Sgd, ShardingStrategy, WeightFiles, Weights, ZeroStage};
+pub use sconce_zero::{
+    AdamW, DataParallel, OptimizerRule, ParameterInfo, Placement, Residence, Sgd, ShardingStrategy, WeightFiles,
+    Weights, ZeroStage,
+};

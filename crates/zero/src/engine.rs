@@ -1,6 +1,7 @@
 //! The engine: one model's parameters, gradients and optimizer on one rank.
 
-use crate::gradients::{Gradients, Held};
+use crate::bucket::Held;
+use crate::gradients::Gradients;
 use crate::layout::{BucketLayout, buckets};
 use crate::parameters::{Parameter, Parameters};
 use crate::storage::with_elements;

@@ -30,7 +30,8 @@
 //! | synchronised | reduced over all ranks, which agree on the parameters that hold one | running, empty |
 //! | failed | incomplete or lost; nothing may be read | none |
 
-use crate::layout::{BucketLayout, Slot};
+use crate::bucket::{Bucket, Held, Memory};
+use crate::layout::BucketLayout;
 use crate::norm::sum_of_squares;
 use crate::{Error, Residence, Result};
 use candle_core::{CpuStorage, Storage, Tensor};
@@ -87,54 +88,6 @@ enum Phase {
     Failed,
 }
 
-#[derive(Debug)]
-struct Bucket {
-    layout: BucketLayout,
-    memory: Memory,
-    /// This rank's part of a sharded gradient, and whether it holds one since the last clear.
-    shard: Vec<f32>,
-    shard_holds: bool,
-    /// Parameters that have not come in during this backward.
-    missing: usize,
-}
-
-#[derive(Debug)]
-enum Memory {
-    Absent,
-    Here(Buffer),
-    Away(Pending<Buffer>),
-    /// Lost in a failed reduction.
-    Lost,
-}
-
-/// The reduced gradients of one bucket: those parts that this rank holds.
-#[derive(Debug)]
-pub(crate) struct Held<'a> {
-    pub(crate) layout: &'a BucketLayout,
-    /// The first part held; all, or this rank's alone.
-    pub(crate) parts: std::ops::Range<usize>,
-    elements: &'a [f32],
-}
-
-impl Held<'_> {
-    /// Returns the gradient of a slot's elements in a part that is held.
-    pub(crate) fn gradient(&self, slot: &Slot, part: usize) -> &[f32] {
-        &self.elements[self.place(slot, part)]
-    }
-
-    /// Returns where a slot's elements in a part lie in arrays that cover the parts held.
-    pub(crate) fn place(&self, slot: &Slot, part: usize) -> std::ops::Range<usize> {
-        let place = self.layout.place(slot, part);
-        let start = self.layout.part(self.parts.start).start;
-        place.start - start..place.end - start
-    }
-
-    /// Returns the number of elements of arrays that cover the parts held.
-    pub(crate) fn elements(&self) -> usize {
-        self.parts.len() * self.layout.part_elements
-    }
-}
-
 impl Gradients {
     /// Says whether the buckets have been laid out.
     pub(crate) fn is_laid_out(&self) -> bool {
@@ -152,7 +105,7 @@ impl Gradients {
         state.places = vec![(0, 0); parameters];
         let passing = layouts
             .iter()
-            .filter(|layout| is_sharded(layout))
+            .filter(|layout| layout.placement.gradient == Residence::Sharded)
             .map(BucketLayout::elements);
         let (largest, buffers) = (passing.clone().max().unwrap_or(0), passing.count().min(PASSING_BUFFERS));
         for _ in 0..buffers {
@@ -162,19 +115,8 @@ impl Gradients {
             for (slot, place) in layout.slots.iter().enumerate() {
                 state.places[place.parameter] = (number, slot);
             }
-            let (memory, shard) = if is_sharded(&layout) {
-                (Memory::Absent, vec![0.0; layout.part_elements])
-            } else {
-                let buffer = communicator.allocate_elements::<f32>(layout.elements())?;
-                (Memory::Here(buffer), Vec::new())
-            };
-            state.buckets.push(Bucket {
-                missing: 0,
-                layout,
-                memory,
-                shard,
-                shard_holds: false,
-            });
+            let allocate = |elements| Ok(communicator.allocate_elements::<f32>(elements)?);
+            state.buckets.push(Bucket::new(layout, allocate)?);
         }
         state.holds = vec![false; parameters];
         state.scale = 1.0;
@@ -339,36 +281,12 @@ impl Gradients {
             .communicator
             .as_ref()
             .map_or(0, |communicator| communicator.rank());
-        let view = |bucket| match bucket {
-            &Bucket {
-                ref layout,
-                memory: Memory::Here(ref buffer),
-                ..
-            } => {
-                let is_local = state.phase != Phase::Synchronised;
-                let all = is_local || layout.placement.optimizer_state == Residence::Replicated;
-                let parts = if all { 0..layout.parts } else { rank..rank + 1 };
-                let elements = layout.part(parts.start).start..layout.part(parts.end).start;
-                let elements = &buffer.as_slice::<f32>()[elements];
-                Ok(Held {
-                    layout,
-                    parts,
-                    elements,
-                })
-            }
-            Bucket {
-                layout,
-                memory: Memory::Absent,
-                shard,
-                ..
-            } => Ok(Held {
-                layout,
-                parts: rank..rank + 1,
-                elements: shard,
-            }),
-            _ => Err(INCOMPLETE),
-        };
-        let views: Vec<_> = state.buckets.iter().map(view).collect::<Result<_>>()?;
+        let is_local = state.phase != Phase::Synchronised;
+        let views: Vec<_> = state
+            .buckets
+            .iter()
+            .map(|bucket| bucket.held(rank, is_local).ok_or(INCOMPLETE))
+            .collect::<Result<_>>()?;
         Ok(work(&views, &state.holds))
     }
 
@@ -432,10 +350,6 @@ impl Gradients {
     }
 }
 
-fn is_sharded(layout: &BucketLayout) -> bool {
-    layout.placement.gradient == Residence::Sharded
-}
-
 impl State {
     fn check_complete(&self) -> Result<()> {
         if self.phase == Phase::Failed {
@@ -447,7 +361,7 @@ impl State {
 
     /// Says whether a bucket's gradients are reduced in the backward under way.
     fn is_reduced_now(&self, bucket: usize) -> bool {
-        self.synchronise || is_sharded(&self.buckets[bucket].layout)
+        self.synchronise || self.buckets[bucket].is_sharded()
     }
 
     /// Multiplies the gradients held with the factor that clipping left, so that others may be added.
@@ -493,7 +407,7 @@ impl State {
         let values = &values[layout.start_offset()..][..layout.shape().elem_count()];
         let number = self.places[parameter].0;
         // A buffer that is passed on holds this backward's gradients only.
-        let is_first = if is_sharded(&self.buckets[number].layout) {
+        let is_first = if self.buckets[number].is_sharded() {
             self.make_present(number)?;
             !self.arrived[parameter]
         } else {
@@ -536,7 +450,7 @@ impl State {
         }
         if self.passing.is_empty() {
             let away = (0..self.left).find(|earlier| matches!(self.buckets[*earlier].memory, Memory::Away(_)));
-            let waiting = away.filter(|earlier| is_sharded(&self.buckets[*earlier].layout));
+            let waiting = away.filter(|earlier| self.buckets[*earlier].is_sharded());
             waiting.map_or(Ok(()), |earlier| self.bring_back(earlier))?;
         }
         // All are being filled when this rank's graph is ordered otherwise than rank 0's: private memory serves too.
@@ -548,7 +462,7 @@ impl State {
 
     /// Fills the slots of a bucket with zeros for which no gradient has come.
     fn zero_what_is_missing(&mut self, number: usize) -> Result<()> {
-        let is_sharded = is_sharded(&self.buckets[number].layout);
+        let is_sharded = self.buckets[number].is_sharded();
         if is_sharded {
             self.make_present(number)?;
         }
@@ -580,7 +494,7 @@ impl State {
             if is_reduced {
                 let layout = &bucket.layout;
                 let (elements, part_elements) = (layout.elements(), layout.part_elements);
-                let whole = layout.placement.optimizer_state == Residence::Replicated;
+                let whole = !bucket.is_stepped_by_parts();
                 bucket.memory = match std::mem::replace(&mut bucket.memory, Memory::Lost) {
                     Memory::Here(buffer) => Memory::Away(communicator.run_behind(buffer, move |buffer, group| {
                         let elements = &mut buffer.as_mut_slice::<f32>()[..elements];
@@ -609,17 +523,12 @@ impl State {
             return Ok(());
         };
         let buffer = pending.wait()?;
-        if !is_sharded(&bucket.layout) {
+        if !bucket.is_sharded() {
             bucket.memory = Memory::Here(buffer);
             return Ok(());
         }
-        let own = &buffer.as_slice::<f32>()[bucket.layout.part(rank)];
-        let pairs = bucket.shard.par_chunks_mut(BLOCK).zip(own.par_chunks(BLOCK));
-        if std::mem::replace(&mut bucket.shard_holds, true) {
-            pairs.for_each(|(sum, values)| sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value));
-        } else {
-            pairs.for_each(|(sum, values)| sum.copy_from_slice(values));
-        }
+        let own = bucket.layout.part(rank);
+        bucket.add_to_shard(&buffer.as_slice::<f32>()[own]);
         bucket.memory = Memory::Absent;
         if buffer.is_shared() || self.communicator.as_ref().is_some_and(|group| group.size() == 1) {
             self.passing.push(buffer);
@@ -639,7 +548,7 @@ impl State {
         let buffer = pending.wait()?;
         let bucket = &mut self.buckets[number];
         take(&bucket.layout, &buffer.as_slice::<f32>()[..bucket.layout.elements()])?;
-        if is_sharded(&bucket.layout) {
+        if bucket.is_sharded() {
             self.passing.push(buffer);
         } else {
             bucket.memory = Memory::Here(buffer);

@@ -23,6 +23,7 @@
 
 #![deny(unsafe_code)]
 
+mod bucket;
 mod engine;
 mod error;
 mod gradients;

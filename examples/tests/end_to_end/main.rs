@@ -3,6 +3,7 @@
 mod bad_input;
 mod killed_rank;
 mod parity;
+mod stories;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -22,9 +23,14 @@ fn sconce() -> &'static Path {
     })
 }
 
-/// Returns the training program, which cargo builds with this package's tests.
+/// Returns the training program.
 fn finetune_llama() -> PathBuf {
-    target_folder().join("examples/finetune_llama")
+    example("finetune_llama")
+}
+
+/// Returns an example, which cargo builds with this package's tests.
+fn example(name: &str) -> PathBuf {
+    target_folder().join("examples").join(name)
 }
 
 /// `target/debug` or `target/release`.

@@ -82,6 +82,8 @@ fn host(world: &World, store: &StoreClient, deadline: Instant) -> Result<(OwnedF
         }
         // Anyone else is a stranger: its connection closes here.
     }
+    // Before any rank can leave this group and meet again for another, whose socket has another name.
+    store.delete(KEY)?;
     Ok((segment, Links::Root(peers.into_iter().flatten().collect())))
 }
 

@@ -26,6 +26,13 @@ fn rank_main() {
         "all_paths" => all_paths(group),
         "wait_for_ever" => wait_for_ever(group),
         "differ" => differ(group),
+        "meet_again" => {
+            drop(connection);
+            for _ in 0..3 {
+                let again = connect(&world, &options).expect("all ranks come again");
+                again.communicator.barrier().unwrap();
+            }
+        }
         other => panic!("unknown part {other}"),
     }
 }
@@ -149,6 +156,11 @@ fn processes_form_a_group_in_which_every_path_works() {
     for size in [2, 3] {
         assert_eq!(start(size, "all_paths").wait(), vec![true; size]);
     }
+}
+
+#[test]
+fn processes_can_meet_again_after_leaving_a_group() {
+    assert_eq!(start(3, "meet_again").wait(), [true; 3]);
 }
 
 #[test]

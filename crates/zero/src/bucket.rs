@@ -1,0 +1,129 @@
+//! One bucket of gradients: its memory on the way, and the reduced parts that a rank holds of it.
+
+use crate::layout::{BucketLayout, Slot};
+use crate::{Residence, Result};
+use rayon::prelude::*;
+use sconce_collectives::{Buffer, Pending};
+use std::ops::Range;
+
+/// Elements copied or added by one task.
+const BLOCK: usize = 1 << 16;
+
+/// One bucket of gradients on one rank.
+#[derive(Debug)]
+pub(crate) struct Bucket {
+    pub(crate) layout: BucketLayout,
+    pub(crate) memory: Memory,
+    /// This rank's part of a sharded gradient, and whether it holds one since the last clear.
+    pub(crate) shard: Vec<f32>,
+    pub(crate) shard_holds: bool,
+    /// Parameters that have not come in during this backward.
+    pub(crate) missing: usize,
+}
+
+/// Where the memory is that a bucket's gradients come into.
+#[derive(Debug)]
+pub(crate) enum Memory {
+    /// Nowhere: a sharded gradient has not begun to come in.
+    Absent,
+    /// On this rank, which fills it.
+    Here(Buffer),
+    /// Under way: a reduction has it.
+    Away(Pending<Buffer>),
+    /// Lost in a failed reduction.
+    Lost,
+}
+
+impl Bucket {
+    pub(crate) fn new(layout: BucketLayout, allocate: impl FnOnce(usize) -> Result<Buffer>) -> Result<Self> {
+        let mut bucket = Self {
+            missing: 0,
+            memory: Memory::Absent,
+            shard: Vec::new(),
+            shard_holds: false,
+            layout,
+        };
+        if bucket.is_sharded() {
+            bucket.shard = vec![0.0; bucket.layout.part_elements];
+        } else {
+            bucket.memory = Memory::Here(allocate(bucket.layout.elements())?);
+        }
+        Ok(bucket)
+    }
+
+    /// Says whether the gradient is sharded.
+    pub(crate) fn is_sharded(&self) -> bool {
+        self.layout.placement.gradient == Residence::Sharded
+    }
+
+    /// Says whether the optimizer state is sharded, so that each rank needs the reduction of its part only.
+    pub(crate) fn is_stepped_by_parts(&self) -> bool {
+        self.layout.placement.optimizer_state == Residence::Sharded
+    }
+
+    /// Adds this rank's part of a reduced bucket to its shard.
+    pub(crate) fn add_to_shard(&mut self, reduced: &[f32]) {
+        let pairs = self.shard.par_chunks_mut(BLOCK).zip(reduced.par_chunks(BLOCK));
+        if std::mem::replace(&mut self.shard_holds, true) {
+            pairs.for_each(|(sum, values)| sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value));
+        } else {
+            pairs.for_each(|(sum, values)| sum.copy_from_slice(values));
+        }
+    }
+
+    /// Returns the parts that rank `rank` holds; all of them while gradients are `local`, or `None` when the memory is
+    /// away or lost.
+    pub(crate) fn held(&self, rank: usize, local: bool) -> Option<Held<'_>> {
+        let layout = &self.layout;
+        match &self.memory {
+            Memory::Here(buffer) => {
+                let parts = if local || !self.is_stepped_by_parts() {
+                    0..layout.parts
+                } else {
+                    rank..rank + 1
+                };
+                let elements = layout.part(parts.start).start..layout.part(parts.end).start;
+                let elements = &buffer.as_slice::<f32>()[elements];
+                Some(Held {
+                    layout,
+                    parts,
+                    elements,
+                })
+            }
+            Memory::Absent => Some(Held {
+                layout,
+                parts: rank..rank + 1,
+                elements: &self.shard,
+            }),
+            Memory::Away(_) | Memory::Lost => None,
+        }
+    }
+}
+
+/// The reduced gradients of one bucket: those parts that this rank holds.
+#[derive(Debug)]
+pub(crate) struct Held<'a> {
+    pub(crate) layout: &'a BucketLayout,
+    /// The first part held; all, or this rank's alone.
+    pub(crate) parts: Range<usize>,
+    elements: &'a [f32],
+}
+
+impl Held<'_> {
+    /// Returns the gradient of a slot's elements in a part that is held.
+    pub(crate) fn gradient(&self, slot: &Slot, part: usize) -> &[f32] {
+        &self.elements[self.place(slot, part)]
+    }
+
+    /// Returns where a slot's elements in a part lie in arrays that cover the parts held.
+    pub(crate) fn place(&self, slot: &Slot, part: usize) -> Range<usize> {
+        let place = self.layout.place(slot, part);
+        let start = self.layout.part(self.parts.start).start;
+        place.start - start..place.end - start
+    }
+
+    /// Returns the number of elements of arrays that cover the parts held.
+    pub(crate) fn elements(&self) -> usize {
+        self.parts.len() * self.layout.part_elements
+    }
+}
