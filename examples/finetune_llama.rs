@@ -74,6 +74,9 @@ struct Arguments {
     /// File for one JSON line per optimizer step: step, loss, grad_norm, lr, tokens_per_second.
     #[arg(long)]
     metrics_out: Option<PathBuf>,
+    /// Print at the end what each rank holds and moves.
+    #[arg(long)]
+    report: bool,
     /// Optimizer steps between two printed lines.
     #[arg(long, default_value_t = 10)]
     logging_steps: u64,
@@ -103,7 +106,11 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments, acc: &dyn Accelerator) -> Result<()> {
     let run = acc.together(prepare(arguments, acc))?;
+    let steps = run.steps;
     let folder = train(arguments, acc, run)?;
+    if arguments.report {
+        report::print(acc, steps);
+    }
     if let Some(directory) = &arguments.output_dir {
         let write = || write_model_folder(directory, &folder, acc.state_dict());
         acc.together(if acc.is_main_process() { write() } else { Ok(()) })?;

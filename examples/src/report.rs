@@ -53,6 +53,27 @@ pub fn run(
     ExitCode::FAILURE
 }
 
+/// Prints what rank 0 holds of the training state, and what it has moved in `steps` optimizer steps.
+pub fn print(accelerator: &dyn Accelerator, steps: u64) {
+    let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
+    let memory = accelerator.memory();
+    accelerator.print(format_args!(
+        "memory of a rank, MiB: parameters {:.2}, gradients {:.2}, optimizer state {:.2}, buffers {:.2}",
+        mib(memory.parameters),
+        mib(memory.gradients),
+        mib(memory.optimizer_state),
+        mib(memory.buffers)
+    ));
+    for traffic in accelerator.communicator().traffic() {
+        accelerator.print(format_args!(
+            "moved by {}: {:.1} calls and {:.2} MiB a step",
+            traffic.kind.name(),
+            traffic.calls as f64 / steps as f64,
+            mib(traffic.bytes) / steps as f64
+        ));
+    }
+}
+
 fn is_main() -> bool {
     World::from_env().map_or(true, |world| world.is_main())
 }

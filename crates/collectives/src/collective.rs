@@ -392,6 +392,9 @@ macro_rules! kinds {
         pub enum Kind { $($kind = $code,)* }
 
         impl Kind {
+            /// One more than the largest code.
+            pub(crate) const CODES: usize = [$($code),*].len() + 1;
+
             /// Returns the method's name.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$kind => $name,)* }

@@ -3,7 +3,7 @@
 //! A backend implements [`Communicator`], which is object-safe and small: one entry, [`Communicator::execute`], takes
 //! any [`Collective`]. The methods that users call live on `dyn Communicator`, so every backend has the same.
 
-use crate::{Buffer, Collective, Counts, Element, Elements, ElementsMut, Pending, ReduceOp, Result};
+use crate::{Buffer, Collective, Counts, Element, Elements, ElementsMut, Pending, ReduceOp, Result, Traffic};
 use std::sync::Arc;
 
 /// Work that runs on a communicator behind the caller; see [`Communicator::start`].
@@ -52,6 +52,11 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// As [`Communicator::execute`].
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>>;
+
+    /// Returns what this rank has moved in this group, by kind of operation; nothing in a group of one.
+    fn traffic(&self) -> Vec<Traffic> {
+        Vec::new()
+    }
 
     /// Makes every rank's current or next operation fail with `reason`.
     fn abort(&self, reason: &str);

@@ -38,6 +38,7 @@ pub mod shm;
 mod single;
 pub mod store;
 mod tensor;
+mod traffic;
 mod world;
 
 pub use buffer::Buffer;
@@ -50,4 +51,5 @@ pub use options::Options;
 pub use pending::Pending;
 pub use reduce_op::ReduceOp;
 pub use single::single;
+pub use traffic::Traffic;
 pub use world::World;

@@ -7,7 +7,7 @@ use crate::{Error, Optimizer, Result};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, ReduceOp, World};
-use sconce_zero::{OptimizerRule, Weights};
+use sconce_zero::{MemoryReport, OptimizerRule, Weights};
 use std::sync::Arc;
 
 /// One rank's entry to distributed training of one model.
@@ -59,6 +59,9 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// `max_norm` not above 0, or the last backward failed.
     fn clip_grad_norm(&self, max_norm: f64) -> Result<Option<f64>>;
+
+    /// Returns how many bytes of training state this rank holds.
+    fn memory(&self) -> MemoryReport;
 
     /// Returns the model's parameters by name, with their current values.
     fn state_dict(&self) -> Vec<(String, Tensor)>;

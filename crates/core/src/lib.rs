@@ -46,8 +46,8 @@ pub use error::{Error, Result};
 pub use optimizer::Optimizer;
 pub use schedule::{LinearSchedule, Schedule, Scheduler};
 
-pub use sconce_collectives::{Communicator, ReduceOp, World};
+pub use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
 pub use sconce_zero::{
-    AdamW, DataParallel, OptimizerRule, ParameterInfo, Placement, Residence, Sgd, ShardingStrategy, WeightFiles,
-    Weights, ZeroStage,
+    AdamW, DataParallel, MemoryReport, OptimizerRule, ParameterInfo, Placement, Residence, Sgd, ShardingStrategy,
+    WeightFiles, Weights, ZeroStage,
 };

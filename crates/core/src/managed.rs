@@ -6,7 +6,7 @@ use crate::{Accelerator, Optimizer, Result};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, Connection, World};
-use sconce_zero::{Engine, OptimizerRule, Weights};
+use sconce_zero::{Engine, MemoryReport, OptimizerRule, Weights};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -97,6 +97,10 @@ impl Accelerator for ManagedAccelerator {
             return Ok(None);
         }
         Ok(Some(self.engine.clip_grad_norm(max_norm)?))
+    }
+
+    fn memory(&self) -> MemoryReport {
+        self.engine.memory()
     }
 
     fn state_dict(&self) -> Vec<(String, Tensor)> {

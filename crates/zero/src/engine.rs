@@ -7,8 +7,8 @@ use crate::parameters::{Parameter, Parameters};
 use crate::storage::with_elements;
 use crate::var_builder::ManagedBackend;
 use crate::{
-    DataParallel, Error, OptimizerRule, ParameterInfo, Placement, Residence, Result, ShardingStrategy, StateSlices,
-    Update, Weights,
+    DataParallel, Error, MemoryReport, OptimizerRule, ParameterInfo, Placement, Residence, Result, ShardingStrategy,
+    StateSlices, Update, Weights,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
@@ -93,6 +93,25 @@ impl Engine {
             source: weights.into(),
         };
         Ok(VarBuilder::from_backend(Box::new(backend), dtype, device.clone()))
+    }
+
+    /// Returns how many bytes of training state this rank holds.
+    pub fn memory(&self) -> MemoryReport {
+        let (gradients, buffers) = self.gradients.bytes();
+        let elements = self
+            .parameters
+            .all()
+            .iter()
+            .map(|parameter| parameter.info.elements())
+            .sum::<usize>();
+        let optimizer = self.optimizer();
+        let state = optimizer.iter().flat_map(|optimizer| &optimizer.state).flatten();
+        MemoryReport {
+            parameters: (elements * size_of::<f32>()) as u64,
+            gradients,
+            optimizer_state: state.map(|array| (array.len() * size_of::<f32>()) as u64).sum(),
+            buffers,
+        }
     }
 
     /// Returns the group of all ranks.

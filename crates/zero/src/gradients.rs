@@ -231,6 +231,23 @@ impl Gradients {
         self.lock().scale *= factor;
     }
 
+    /// Returns the bytes of gradients that last, and of buffers through which others pass.
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        let state = self.lock();
+        let elements = |bucket: &Bucket| {
+            if bucket.is_sharded() {
+                bucket.shard.len()
+            } else {
+                bucket.layout.elements()
+            }
+        };
+        let lasting: usize = state.buckets.iter().map(elements).sum();
+        (
+            (lasting * size_of::<f32>()) as u64,
+            state.passing.iter().map(Buffer::len).sum::<usize>() as u64,
+        )
+    }
+
     /// Returns the factor by which the gradients that [`Gradients::with_held`] shows are still to be multiplied.
     pub(crate) fn scale(&self) -> f32 {
         self.lock().scale

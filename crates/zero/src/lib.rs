@@ -29,6 +29,7 @@ mod error;
 mod gradients;
 mod hook;
 mod layout;
+mod memory_report;
 mod norm;
 mod optimizer;
 mod parameters;
@@ -39,6 +40,7 @@ mod weights;
 
 pub use engine::{Engine, EngineOptions};
 pub use error::{Error, Result};
+pub use memory_report::MemoryReport;
 pub use optimizer::{AdamW, OptimizerRule, Sgd, StateSlices, Update};
 pub use parameters::ParameterInfo;
 pub use strategy::{DataParallel, Placement, Residence, ShardingStrategy, ZeroStage};

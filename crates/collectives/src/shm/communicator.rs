@@ -4,7 +4,7 @@ use super::group::Group;
 use super::waiting::Patience;
 use super::worker::Worker;
 use crate::collective::{Kind, Signature};
-use crate::{Buffer, Collective, Communicator, Job, Result};
+use crate::{Buffer, Collective, Communicator, Job, Result, Traffic};
 use std::sync::Arc;
 
 /// A group of ranks on one host, seen by one of them.
@@ -65,6 +65,10 @@ impl Communicator for ShmCommunicator {
         self.group.split(color, key)
     }
 
+    fn traffic(&self) -> Vec<Traffic> {
+        self.group.traffic()
+    }
+
     fn abort(&self, reason: &str) {
         self.group.abort(reason);
     }
@@ -103,6 +107,10 @@ impl Communicator for Behind {
             .0
             .pass(signature, Patience::behind(), |passage| passage.split(color, key))?;
         share.map(|share| share.attach(&self.0.options)).transpose()
+    }
+
+    fn traffic(&self) -> Vec<Traffic> {
+        self.0.traffic.read()
     }
 
     fn abort(&self, reason: &str) {

@@ -9,6 +9,7 @@ use super::segment::Segment;
 use super::waiting::{Patience, announce, glance, publish, wait, wake_sleepers};
 use crate::collective::{Collective, Kind, Signature};
 use crate::flight_recorder::FlightRecorder;
+use crate::traffic::TrafficCounters;
 use crate::{Error, Options, Result};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -26,6 +27,7 @@ pub(super) struct Group {
     pub(super) size: usize,
     pub(super) segment: Segment,
     pub(super) options: Options,
+    pub(super) traffic: TrafficCounters,
     engine: Mutex<Engine>,
 }
 
@@ -101,6 +103,7 @@ impl Group {
             size,
             segment,
             options: options.clone(),
+            traffic: TrafficCounters::default(),
             engine: Mutex::new(engine),
         };
         let signature = Signature::of_kind(Kind::Barrier, 0);
@@ -143,7 +146,10 @@ impl Group {
         passage.engine.recorder.begin(sequence, signature);
         let result = work(&mut passage);
         match &result {
-            Ok(_) => passage.engine.recorder.end(),
+            Ok(_) => {
+                passage.engine.recorder.end();
+                self.traffic.count(&signature);
+            }
             Err(error) => {
                 if !matches!(error, Error::Aborted { .. }) {
                     failure::record(self.segment.control(), self.rank, &error.to_string());

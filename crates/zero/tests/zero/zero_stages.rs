@@ -3,7 +3,7 @@
 use super::oracle::{ROWS, STEPS, Trace, batch, deviations, new_model};
 use super::{bits, buckets, engine, gradient, linear_loss, on_ranks, parameters, values};
 use candle_core::Tensor;
-use sconce_collectives::ReduceOp;
+use sconce_collectives::{ReduceOp, Traffic};
 use sconce_zero::{
     AdamW, DataParallel, EngineOptions, ParameterInfo, Placement, Residence, Sgd, ShardingStrategy, ZeroStage,
 };
@@ -127,6 +127,63 @@ fn tensors_smaller_than_the_world_are_sharded_too() {
             expected,
             "stage 2, world {world}"
         );
+    }
+}
+
+/// A strategy, and over how many ranks it shards gradients and optimizer state.
+type Strategy = (fn() -> EngineOptions, [u64; 2]);
+
+#[test]
+fn every_stage_moves_two_elements_per_parameter_and_step_and_holds_its_share() {
+    const SIZES: [(&str, usize); 4] = [("a", 1003), ("b", 17), ("c", 2048), ("d", 5)];
+    const PARAMETERS: u64 = 1003 + 17 + 2048 + 5;
+    let run = |world, strategy: fn() -> EngineOptions| {
+        on_ranks(world, |communicator| {
+            let engine = engine(&communicator, strategy());
+            let tensors = parameters(&engine, SIZES);
+            engine.set_optimizer(Box::new(AdamW::default())).unwrap();
+            let step = || {
+                let losses = tensors
+                    .iter()
+                    .map(|tensor| linear_loss(tensor, &gradient(tensor.elem_count(), 1)));
+                engine
+                    .backward(&losses.reduce(|a, b| (a + b).unwrap()).unwrap(), true)
+                    .unwrap();
+                engine.step(0.1).unwrap();
+                engine.zero_grad();
+            };
+            let volume = || communicator.traffic().iter().map(Traffic::volume).sum::<u64>();
+            step();
+            let before = volume();
+            step();
+            (volume() - before, engine.memory())
+        })
+    };
+    for world in 2..=4u64 {
+        // One bucket: four slots, each rounded up to whole cache lines in every part.
+        let padding = 4 * (16 + world) * world;
+        let within = |found: u64, shares: u64, of: u64| {
+            let least = shares * PARAMETERS / of;
+            assert!(
+                (least..=least + shares * padding).contains(&found),
+                "{found}: {shares}/{of}, world {world}"
+            );
+        };
+        let elements = |bytes: u64| bytes / 4;
+        let strategies: [Strategy; 3] = [
+            (|| options(DataParallel), [1, 1]),
+            (|| options(ZeroStage::One), [1, world]),
+            (|| options(ZeroStage::Two), [world, world]),
+        ];
+        for (strategy, [gradients, state]) in strategies {
+            for (volume, memory) in run(world as usize, strategy) {
+                within(volume, 2, 1);
+                assert_eq!(elements(memory.parameters), PARAMETERS);
+                within(elements(memory.gradients), 1, gradients);
+                within(elements(memory.optimizer_state), 2, state);
+                within(elements(memory.buffers), u64::from(gradients > 1), 1);
+            }
+        }
     }
 }
 
