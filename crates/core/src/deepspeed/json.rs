@@ -17,8 +17,8 @@ pub(super) enum Node {
     Flag(bool),
     Number(Number),
     Text(String),
-    List(Vec<Node>),
-    Object(Vec<(String, Node)>),
+    List(Vec<Self>),
+    Object(Vec<(String, Self)>),
 }
 
 /// Parses a text; of a repeated key the last value remains.

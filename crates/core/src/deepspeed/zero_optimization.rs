@@ -178,7 +178,7 @@ impl ZeroOptimization {
             "reduce_bucket_size",
             "elements, a whole number above 0",
         )?;
-        let even = self.allgather_bucket_size > 0 && self.allgather_bucket_size % 2 == 0;
+        let even = self.allgather_bucket_size > 0 && self.allgather_bucket_size.is_multiple_of(2);
         section.check(
             even,
             "allgather_bucket_size",
