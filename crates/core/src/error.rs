@@ -52,6 +52,9 @@ pub enum Error {
     /// Work that every rank does alone failed, and rank 0 has the message.
     #[error("stopped with the other ranks; rank 0 has the message")]
     ReportedByMain,
+    /// A DeepSpeed configuration cannot be used.
+    #[error(transparent)]
+    DeepSpeed(#[from] crate::deepspeed::ConfigError),
     /// Managed state failed.
     #[error(transparent)]
     Zero(#[from] sconce_zero::Error),

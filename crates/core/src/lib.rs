@@ -30,6 +30,7 @@ mod accelerator;
 mod accumulation;
 mod builder;
 pub mod data;
+pub mod deepspeed;
 pub mod environment;
 mod error;
 mod managed;

@@ -3,12 +3,39 @@
 //! A schedule counts optimizer steps: one per accumulation window, whatever the number of ranks. (Accelerate's scheduler
 //! advances once per rank in every step unless batches are split; a schedule moved here from there needs its step
 //! counts divided by the number of ranks.)
+//!
+//! | from | schedules |
+//! | --- | --- |
+//! | transformers | [`ConstantSchedule`], [`ConstantWithWarmup`], [`LinearSchedule`], [`CosineSchedule`], [`CosineWithRestartsSchedule`], [`CosineWithMinimumSchedule`], [`CosineWarmupWithMinimumSchedule`], [`PolynomialSchedule`], [`InverseSquareRootSchedule`], [`WarmupStableDecaySchedule`] |
+//! | DeepSpeed | [`WarmupLr`], [`WarmupDecayLr`], [`WarmupCosineLr`], [`OneCycle`], [`LrRangeTest`] |
+//! | torch | [`StepLr`], [`MultiStepLr`], [`ExponentialLr`], [`LinearLr`], [`CosineAnnealingLr`], [`OneCycleLr`] |
 
 mod constant;
+mod cosine;
+mod inverse_square_root;
 mod linear;
+mod one_cycle;
+mod one_cycle_lr;
+mod polynomial;
+mod range_test;
+mod step;
+mod warmup;
+mod warmup_stable_decay;
 
-pub use constant::ConstantSchedule;
-pub use linear::LinearSchedule;
+pub use constant::{ConstantSchedule, ConstantWithWarmup};
+pub use cosine::{
+    CosineAnnealingLr, CosineSchedule, CosineWarmupWithMinimumSchedule, CosineWithMinimumSchedule,
+    CosineWithRestartsSchedule, MinimumRate,
+};
+pub use inverse_square_root::InverseSquareRootSchedule;
+pub use linear::{LinearLr, LinearSchedule};
+pub use one_cycle::{Beta1Cycle, OneCycle};
+pub use one_cycle_lr::OneCycleLr;
+pub use polynomial::PolynomialSchedule;
+pub use range_test::LrRangeTest;
+pub use step::{ExponentialLr, MultiStepLr, StepLr};
+pub use warmup::{WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupType};
+pub use warmup_stable_decay::{Curve, WarmupStableDecaySchedule};
 
 use crate::Optimizer;
 use crate::accumulation::Accumulation;
@@ -19,6 +46,12 @@ use std::sync::Arc;
 pub trait Schedule: std::fmt::Debug {
     /// Returns the learning rate of optimizer step `step`, from 0, given the optimizer's own rate.
     fn learning_rate(&self, base: f64, step: u64) -> f64;
+}
+
+impl<S: Schedule + ?Sized> Schedule for Box<S> {
+    fn learning_rate(&self, base: f64, step: u64) -> f64 {
+        (**self).learning_rate(base, step)
+    }
 }
 
 /// A schedule bound to an optimizer.
@@ -64,4 +97,15 @@ impl<S: Schedule> Scheduler<S> {
         self.learning_rate
             .set(self.schedule.learning_rate(self.learning_rate.base(), self.steps));
     }
+}
+
+/// Returns the height of a linear rise from 0 to 1 over `warmup_steps`, or `None` once it is over.
+fn rise(step: u64, warmup_steps: u64) -> Option<f64> {
+    (step < warmup_steps).then(|| step as f64 / warmup_steps as f64)
+}
+
+/// Returns how far `step` lies between the end of the warm-up (0) and the end of the run (1).
+fn progress(step: u64, warmup_steps: u64, total_steps: u64) -> f64 {
+    let (step, warmup, total) = (step as f64, warmup_steps as f64, total_steps as f64);
+    (step - warmup) / (total - warmup).max(1.0)
 }

@@ -1,6 +1,8 @@
 //! The accelerator over worlds of threads, its loader, schedules and settings.
 
 mod accumulating;
+mod deepspeed;
+mod learning_rates;
 mod loading;
 mod schedules;
 mod settings;
