@@ -290,7 +290,9 @@ fn one_message_lists_all_that_file_and_program_say_differently() {
 
 #[test]
 fn the_batch_triple_is_solved_as_deepspeed_solves_it() {
-    let table: [([u64; 3], u64, Result<[u64; 3], &str>); 18] = [
+    /// What the file says (0: nothing), the number of ranks, and what comes of it.
+    type Row = ([u64; 3], u64, Result<[u64; 3], &'static str>);
+    let table: [Row; 18] = [
         ([32, 16, 1], 2, Ok([32, 16, 1])),
         ([32, 8, 2], 2, Ok([32, 8, 2])),
         (
