@@ -19,6 +19,12 @@ pub(crate) struct Ranges<'a, P> {
     pub(crate) at: &'a dyn Fn(usize) -> P,
 }
 
+impl<'a, P> Ranges<'a, P> {
+    pub(crate) fn new(count: usize, at: &'a dyn Fn(usize) -> P) -> Self {
+        Self { count, at }
+    }
+}
+
 /// Where results are likely to be when they are needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Temperature {
@@ -417,14 +423,9 @@ mod tests {
             .iter_mut()
             .map(|output| output.as_mut_ptr().cast::<u8>())
             .collect();
-        let sources = Ranges {
-            count: inputs.len(),
-            at: &|number| inputs[number].as_ptr().cast::<u8>(),
-        };
-        let targets = Ranges {
-            count: 2,
-            at: &|number| targets[number],
-        };
+        let source = |number: usize| inputs[number].as_ptr().cast::<u8>();
+        let target = |number: usize| targets[number];
+        let (sources, targets) = (Ranges::new(inputs.len(), &source), Ranges::new(2, &target));
         // SAFETY: all vectors hold `count` elements and are exclusively ours.
         unsafe { reduce(T::TYPE, op, sources, targets, count, Temperature::Warm) };
         assert_eq!(outputs[0], expected, "{op:?}");
@@ -474,10 +475,8 @@ mod tests {
             for op in [ReduceOp::Min, ReduceOp::Max] {
                 let mut output = [0f32];
                 let values = [a, b];
-                let sources = Ranges {
-                    count: 2,
-                    at: &|number| (&raw const values[number]).cast(),
-                };
+                let source = |number: usize| (&raw const values[number]).cast();
+                let sources = Ranges::new(2, &source);
                 let target = output.as_mut_ptr().cast();
                 // SAFETY: one element each, ours alone.
                 unsafe {
@@ -485,10 +484,7 @@ mod tests {
                         ElementType::F32,
                         op,
                         sources,
-                        Ranges {
-                            count: 1,
-                            at: &|_| target,
-                        },
+                        Ranges::new(1, &|_| target),
                         1,
                         Temperature::Cold,
                     );

@@ -48,16 +48,7 @@ impl Passage<'_> {
         let output = |rank: usize| peers.addresses[rank].wrapping_add(own.start);
         let input = |rank: usize| output(rank).cast_const();
         let size = self.group.size;
-        let (inputs, outputs) = (
-            Ranges {
-                count: size,
-                at: &input,
-            },
-            Ranges {
-                count: size,
-                at: &output,
-            },
-        );
+        let (inputs, outputs) = (Ranges::new(size, &input), Ranges::new(size, &output));
         // SAFETY: all ranks have entered with these buffers and stay in this operation until the synchronisation
         // below; bytes `own` of all buffers are this rank's alone; a whole number of elements fits a cache line.
         unsafe {
@@ -83,16 +74,8 @@ impl Passage<'_> {
     ) -> Result<()> {
         let input = |rank: usize| peers.addresses[rank].wrapping_add(own.start).cast_const();
         let temperature = temperature_of(input(self.group.rank), &target);
-        let (inputs, outputs) = (
-            Ranges {
-                count: self.group.size,
-                at: &input,
-            },
-            Ranges {
-                count: 1,
-                at: &|_| target.pointer(),
-            },
-        );
+        let output = |_| target.pointer();
+        let (inputs, outputs) = (Ranges::new(self.group.size, &input), Ranges::new(1, &output));
         // SAFETY: all ranks have entered and none writes its buffer before the synchronisation below, except bytes
         // `own` of this rank's, if `target` is there: those only this rank reads. `target` holds `own.len()` bytes.
         unsafe { reduce(element, op, inputs, outputs, own.len() / element.size(), temperature) };

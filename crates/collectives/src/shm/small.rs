@@ -26,16 +26,8 @@ impl Passage<'_> {
                 .bytes(segment.layout().small(rank, sequence), start, output.len())
                 .cast_const()
         };
-        let (inputs, outputs) = (
-            Ranges {
-                count: self.group.size,
-                at: &source,
-            },
-            Ranges {
-                count: 1,
-                at: &|_| output.pointer(),
-            },
-        );
+        let target = |_| output.pointer();
+        let (inputs, outputs) = (Ranges::new(self.group.size, &source), Ranges::new(1, &target));
         // SAFETY: all ranks have entered, so the slots are written and stay untouched until this rank's next but one
         // operation (module page); `output` is the caller's, aligned and a whole number of elements.
         unsafe {

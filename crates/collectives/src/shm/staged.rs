@@ -86,13 +86,7 @@ impl Passage<'_> {
                 }
             };
             let output = |number| if number == 0 { private } else { staged(rank) };
-            let (inputs, outputs) = (
-                Ranges {
-                    count: size,
-                    at: &input,
-                },
-                Ranges { count: 2, at: &output },
-            );
+            let (inputs, outputs) = (Ranges::new(size, &input), Ranges::new(2, &output));
             // SAFETY: every peer has announced this round's inputs; chunk `rank` of all slots is this rank's alone now,
             // and the private range is the caller's, lent for the whole operation.
             unsafe {
@@ -146,16 +140,8 @@ impl Passage<'_> {
                         staged(peer)
                     }
                 };
-                let (inputs, outputs) = (
-                    Ranges {
-                        count: group.size,
-                        at: &input,
-                    },
-                    Ranges {
-                        count: 1,
-                        at: &|_| own.pointer(),
-                    },
-                );
+                let output = |_| own.pointer();
+                let (inputs, outputs) = (Ranges::new(group.size, &input), Ranges::new(1, &output));
                 // SAFETY: the slots of this round are announced and not yet reused (module page); `own` is the caller's.
                 unsafe {
                     reduce(
@@ -204,16 +190,8 @@ impl Passage<'_> {
                     staged(peer)
                 }
             };
-            let (inputs, outputs) = (
-                Ranges {
-                    count: group.size,
-                    at: &source,
-                },
-                Ranges {
-                    count: 1,
-                    at: &|_| target,
-                },
-            );
+            let output = |_| target;
+            let (inputs, outputs) = (Ranges::new(group.size, &source), Ranges::new(1, &output));
             // SAFETY: the slots of this round are announced and not yet reused (module page); both private ranges are
             // the caller's, and the output is disjoint from or equal to this rank's part of the input.
             unsafe {
