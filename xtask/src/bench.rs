@@ -14,6 +14,8 @@ use xshell::{Shell, cmd};
 pub(crate) enum Suite {
     /// Collective operations, by size and number of ranks.
     Collectives,
+    /// Optimizer steps over flat memory.
+    Optimizer,
     /// Whole training steps.
     Train,
 }
@@ -22,6 +24,7 @@ impl Suite {
     fn package(self) -> &'static str {
         match self {
             Self::Collectives => "sconce-collectives",
+            Self::Optimizer => "sconce-zero",
             Self::Train => "sconce-examples",
         }
     }
@@ -29,6 +32,7 @@ impl Suite {
     fn program(self) -> &'static str {
         match self {
             Self::Collectives => "collectives",
+            Self::Optimizer => "optimizer",
             Self::Train => "train",
         }
     }

@@ -28,6 +28,7 @@ mod error;
 mod gradients;
 mod hook;
 mod layout;
+mod loss_scale;
 mod norm;
 mod optimizer;
 mod parameters;
@@ -38,7 +39,8 @@ mod weights;
 
 pub use engine::{Engine, EngineOptions};
 pub use error::{Error, Result};
-pub use optimizer::{AdamW, OptimizerRule, Sgd, StateSlices, Update};
+pub use loss_scale::{BackoffScaling, HysteresisScaling, LossScaleState, LossScaler, LossScaling};
+pub use optimizer::{Adagrad, Adam, AdamW, Lion, OptimizerRule, Sgd, StateSlices, Update};
 pub use parameters::ParameterInfo;
 pub use strategy::{DataParallel, Placement, Residence, ShardingStrategy};
 pub use weights::{WeightFiles, Weights};
