@@ -5,6 +5,7 @@ mod adam;
 mod adamw;
 mod lion;
 mod moments;
+mod prefetch;
 mod sgd;
 
 pub use adagrad::Adagrad;

@@ -1,5 +1,6 @@
 //! What Adam and AdamW share: running moments of the gradient, kept and used in one pass over all streams.
 
+use super::prefetch::{PIECE, prefetch_after};
 use super::{StateSlices, Update, in_range};
 use crate::Result;
 
@@ -105,19 +106,25 @@ struct Factors {
 
 #[multiversion::multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma", "aarch64+neon"))]
 fn decoupled(f: &Factors, parameter: &mut [f32], gradient: &[f32], first: &mut [f32], second: &mut [f32]) {
-    let moments = first.iter_mut().zip(second);
-    for ((p, g), (m, v)) in parameter.iter_mut().zip(gradient).zip(moments) {
-        average(f, g * f.scale, m, v);
-        *p = *p * f.keep - change(f, *m, *v);
+    let moments = first.chunks_mut(PIECE).zip(second.chunks_mut(PIECE));
+    for ((p, g), (m, v)) in parameter.chunks_mut(PIECE).zip(gradient.chunks(PIECE)).zip(moments) {
+        [&*p, g, m, v].into_iter().for_each(prefetch_after);
+        for ((p, g), (m, v)) in p.iter_mut().zip(g).zip(m.iter_mut().zip(v)) {
+            average(f, g * f.scale, m, v);
+            *p = *p * f.keep - change(f, *m, *v);
+        }
     }
 }
 
 #[multiversion::multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma", "aarch64+neon"))]
 fn with_penalty(f: &Factors, parameter: &mut [f32], gradient: &[f32], first: &mut [f32], second: &mut [f32]) {
-    let moments = first.iter_mut().zip(second);
-    for ((p, g), (m, v)) in parameter.iter_mut().zip(gradient).zip(moments) {
-        average(f, g * f.scale + f.penalty * *p, m, v);
-        *p -= change(f, *m, *v);
+    let moments = first.chunks_mut(PIECE).zip(second.chunks_mut(PIECE));
+    for ((p, g), (m, v)) in parameter.chunks_mut(PIECE).zip(gradient.chunks(PIECE)).zip(moments) {
+        [&*p, g, m, v].into_iter().for_each(prefetch_after);
+        for ((p, g), (m, v)) in p.iter_mut().zip(g).zip(m.iter_mut().zip(v)) {
+            average(f, g * f.scale + f.penalty * *p, m, v);
+            *p -= change(f, *m, *v);
+        }
     }
 }
 
@@ -130,12 +137,17 @@ fn with_largest(
     second: &mut [f32],
     largest: &mut [f32],
 ) {
-    let moments = first.iter_mut().zip(second).zip(largest);
-    for ((p, g), ((m, v), x)) in parameter.iter_mut().zip(gradient).zip(moments) {
-        average(f, g * f.scale + f.penalty * *p, m, v);
-        // Unlike `max`, this keeps a moment that is not a number.
-        *x = if *v <= *x { *x } else { *v };
-        *p = *p * f.keep - change(f, *m, *x);
+    let moments = first.chunks_mut(PIECE).zip(second.chunks_mut(PIECE));
+    let moments = moments.zip(largest.chunks_mut(PIECE));
+    for ((p, g), ((m, v), x)) in parameter.chunks_mut(PIECE).zip(gradient.chunks(PIECE)).zip(moments) {
+        [&*p, g, m, v, x].into_iter().for_each(prefetch_after);
+        let moments = m.iter_mut().zip(v).zip(x);
+        for ((p, g), ((m, v), x)) in p.iter_mut().zip(g).zip(moments) {
+            average(f, g * f.scale + f.penalty * *p, m, v);
+            // Unlike `max`, this keeps a moment that is not a number.
+            *x = if *v <= *x { *x } else { *v };
+            *p = *p * f.keep - change(f, *m, *x);
+        }
     }
 }
 
