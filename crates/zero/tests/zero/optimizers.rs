@@ -341,3 +341,34 @@ fn a_bias_that_is_not_corrected_makes_the_first_step_longer_by_the_ratio_of_the_
     let expected = 0.1 / 0.001f32.sqrt();
     assert!((step_of(false) / step_of(true) / expected - 1.0).abs() < 1e-3);
 }
+
+#[test]
+fn amsgrad_divides_by_the_largest_second_moment_so_far() {
+    // The traces' gradients are too even to show it. With these betas the moments are the gradient and a mean of squares:
+    // 8, then 4 + 0.5; the step is divided by the root of 8, not of 4.5.
+    let decoupled = AdamW {
+        learning_rate: 1.0,
+        beta1: 0.0,
+        beta2: 0.5,
+        epsilon: 0.0,
+        weight_decay: 0.0,
+        bias_correction: false,
+        amsgrad: true,
+    };
+    let penalised = Adam {
+        learning_rate: 1.0,
+        beta1: 0.0,
+        beta2: 0.5,
+        epsilon: 0.0,
+        bias_correction: false,
+        amsgrad: true,
+        ..Adam::default()
+    };
+    let expected = [1.0 - 4.0 / 8f64.sqrt(), 1.0 - 5.0 / 8f64.sqrt()];
+    for rule in [&decoupled as &dyn OptimizerRule, &penalised] {
+        let trace = run_piece(rule, &[1.0; 70], &[vec![4.0; 70], vec![1.0; 70]], 0, 70);
+        for (found, expected) in trace.iter().zip(expected) {
+            assert!(deviation(found, &[expected; 70]) < 1e-6, "{rule:?}: {found:?}");
+        }
+    }
+}
