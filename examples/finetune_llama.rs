@@ -208,6 +208,7 @@ fn train(arguments: &Arguments, acc: &dyn Accelerator, run: Run) -> Result<Model
         beta2: arguments.adam_beta2,
         epsilon: arguments.adam_epsilon,
         weight_decay: arguments.weight_decay,
+        ..AdamW::default()
     };
     let tokens = (batch_size * rows.sequence_length * acc.world().size) as u64 * acc.accumulation().steps();
     let loader = DataLoader::new(rows, batch_size).shuffle(!in_order);

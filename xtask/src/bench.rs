@@ -14,21 +14,17 @@ use xshell::{Shell, cmd};
 pub(crate) enum Suite {
     /// Collective operations, by size and number of ranks.
     Collectives,
+    /// Optimizer steps over flat memory.
+    Optimizer,
     /// Whole training steps.
     Train,
 }
 
 impl Suite {
-    fn package(self) -> &'static str {
-        match self {
-            Self::Collectives => "sconce-collectives",
-            Self::Train => "sconce-examples",
-        }
-    }
-
     fn program(self) -> &'static str {
         match self {
             Self::Collectives => "collectives",
+            Self::Optimizer => "optimizer",
             Self::Train => "train",
         }
     }
@@ -39,11 +35,11 @@ impl Suite {
 /// # Errors
 /// When it cannot be built or fails.
 pub(crate) fn run(shell: &Shell, suite: Suite, arguments: &[OsString]) -> Result<()> {
-    let (package, program) = (suite.package(), suite.program());
-    Ok(cmd!(
-        shell,
-        "cargo bench --package {package} --bench {program} -- {arguments...}"
+    let program = suite.program();
+    // With one package alone cargo would choose other features for candle, and build it once more.
+    Ok(
+        cmd!(shell, "cargo bench --workspace --bench {program} -- {arguments...}")
+            .quiet()
+            .run()?,
     )
-    .quiet()
-    .run()?)
 }

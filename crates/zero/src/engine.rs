@@ -409,8 +409,14 @@ impl Engine {
 }
 
 fn new_state(rule: &dyn OptimizerRule, elements: usize) -> [Vec<f32>; StateSlices::MOST] {
-    let kept = rule.state_names().len();
-    std::array::from_fn(|number| if number < kept { vec![0.0; elements] } else { Vec::new() })
+    let (kept, initial) = (rule.state_names().len(), rule.initial_state());
+    std::array::from_fn(|number| {
+        if number < kept {
+            vec![initial[number]; elements]
+        } else {
+            Vec::new()
+        }
+    })
 }
 
 /// Updates those elements of one bucket's parameters whose reduced gradient this rank holds.

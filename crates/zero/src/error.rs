@@ -125,6 +125,15 @@ pub enum Error {
         /// The allowed range.
         expected: &'static str,
     },
+    /// Gradients overflow at the smallest loss scale that is allowed.
+    #[error(
+        "gradients overflow although the loss scale is at its minimum of {minimum}; the loss or an activation is likely \
+         not finite at any scale: look for its first value that is not, lower the learning rate, or train in bf16"
+    )]
+    LossScaleAtMinimum {
+        /// The minimum.
+        minimum: f64,
+    },
     /// Ranks could not exchange data.
     #[error(transparent)]
     Collectives(#[from] sconce_collectives::Error),

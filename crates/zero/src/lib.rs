@@ -29,6 +29,7 @@ mod error;
 mod gradients;
 mod hook;
 mod layout;
+mod loss_scale;
 mod memory_report;
 mod norm;
 mod optimizer;
@@ -40,8 +41,9 @@ mod weights;
 
 pub use engine::{Engine, EngineOptions};
 pub use error::{Error, Result};
+pub use loss_scale::{BackoffScaling, HysteresisScaling, LossScaleState, LossScaler, LossScaling};
 pub use memory_report::MemoryReport;
-pub use optimizer::{AdamW, OptimizerRule, Sgd, StateSlices, Update};
+pub use optimizer::{Adagrad, Adam, AdamW, Lion, OptimizerRule, Sgd, StateSlices, Update};
 pub use parameters::ParameterInfo;
 pub use strategy::{DataParallel, Placement, Residence, ShardingStrategy, ZeroStage};
 pub use weights::{WeightFiles, Weights};

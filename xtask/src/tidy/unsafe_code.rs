@@ -40,6 +40,7 @@ const MODULES: &[(&str, &str)] = &[
         "stages for large operations in shared memory",
     ),
     ("crates/core/src/nn/matrix_product.rs", "gemm takes pointers"),
+    ("crates/zero/src/optimizer/prefetch.rs", "prefetches take pointers"),
     ("crates/zero/src/weights/mapped_file.rs", "mapping of weight files"),
 ];
 

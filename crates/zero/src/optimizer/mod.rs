@@ -1,22 +1,35 @@
 //! Optimizers as fused loops over flat slices: each element of each stream is touched once per step.
 
+mod adagrad;
+mod adam;
 mod adamw;
+mod lion;
+mod moments;
+mod prefetch;
 mod sgd;
 
+pub use adagrad::Adagrad;
+pub use adam::Adam;
 pub use adamw::AdamW;
+pub use lion::Lion;
 pub use sgd::Sgd;
 
 use crate::Result;
 
 /// An update rule that works on any piece of a parameter, element by element.
 ///
-/// State is flat f32, one array per name in [`OptimizerRule::state_names`], zero at the start.
+/// State is flat f32, one array per name in [`OptimizerRule::state_names`].
 pub trait OptimizerRule: Send + Sync + std::fmt::Debug {
     /// Returns the rule's name, for example `adamw`.
     fn name(&self) -> &'static str;
 
     /// Returns the names of the state arrays that the rule keeps per element, at most [`StateSlices::MOST`].
     fn state_names(&self) -> &'static [&'static str];
+
+    /// Returns the value that all elements of each state array have before the first step, in the order of the names.
+    fn initial_state(&self) -> [f32; StateSlices::MOST] {
+        [0.0; StateSlices::MOST]
+    }
 
     /// Returns the learning rate that the user gave.
     fn base_learning_rate(&self) -> f64;
@@ -48,11 +61,11 @@ pub struct StateSlices<'a>(pub [&'a mut [f32]; StateSlices::MOST]);
 
 impl StateSlices<'_> {
     /// Most state arrays of a rule; unused ones are empty slices.
-    pub const MOST: usize = 2;
+    pub const MOST: usize = 3;
 }
 
 /// Fails unless `value` is in range.
-fn in_range(setting: &'static str, value: f64, expected: &'static str, holds: bool) -> Result<()> {
+pub(crate) fn in_range(setting: &'static str, value: f64, expected: &'static str, holds: bool) -> Result<()> {
     if holds {
         Ok(())
     } else {

@@ -73,7 +73,7 @@ impl OptimizerRule for Sgd {
     }
 
     fn update(&self, update: &Update, parameter: &mut [f32], gradient: &[f32], state: StateSlices<'_>) {
-        let [buffer, _] = state.0;
+        let [buffer, ..] = state.0;
         let rate = update.learning_rate as f32;
         let (decay, scale) = (self.weight_decay as f32, update.gradient_scale);
         if self.momentum == 0.0 {

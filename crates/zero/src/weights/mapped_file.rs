@@ -1,4 +1,4 @@
-//! A safetensors file, mapped into memory and validated. The only module of this crate with unsafe code.
+//! A safetensors file, mapped into memory and validated.
 //!
 //! # Safety
 //! A mapped file must not change under the mapping. Sconce publishes files by rename and never writes them again; that

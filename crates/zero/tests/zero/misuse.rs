@@ -5,8 +5,8 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::Init;
 use sconce_collectives::single;
 use sconce_zero::{
-    AdamW, Engine, EngineOptions, Error, OptimizerRule, ParameterInfo, Placement, Residence, Sgd, ShardingStrategy,
-    Weights,
+    Adagrad, Adam, AdamW, Engine, EngineOptions, Error, Lion, OptimizerRule, ParameterInfo, Placement, Residence, Sgd,
+    ShardingStrategy, Weights,
 };
 
 fn one() -> (Engine, Tensor) {
@@ -54,7 +54,7 @@ fn an_optimizer_needs_a_model_and_a_step_needs_an_optimizer() {
 fn bad_settings_are_named_with_value_and_range() {
     let adamw = AdamW::default;
     let sgd = Sgd::default;
-    let cases: [(Box<dyn OptimizerRule>, &str, &str); 13] = [
+    let cases: [(Box<dyn OptimizerRule>, &str, &str); 18] = [
         (
             Box::new(AdamW {
                 learning_rate: -1.0,
@@ -139,6 +139,46 @@ fn bad_settings_are_named_with_value_and_range() {
             }),
             "dampening",
             "nesterov",
+        ),
+        (
+            Box::new(Adam {
+                beta2: 1.0,
+                ..Adam::default()
+            }),
+            "beta2",
+            "1",
+        ),
+        (
+            Box::new(Adagrad {
+                learning_rate_decay: -0.1,
+                ..Adagrad::default()
+            }),
+            "learning_rate_decay",
+            "-0.1",
+        ),
+        (
+            Box::new(Adagrad {
+                initial_accumulator_value: -1.0,
+                ..Adagrad::default()
+            }),
+            "initial_accumulator_value",
+            "-1",
+        ),
+        (
+            Box::new(Lion {
+                beta1: 1.0,
+                ..Lion::default()
+            }),
+            "beta1",
+            "1",
+        ),
+        (
+            Box::new(Lion {
+                weight_decay: f64::NAN,
+                ..Lion::default()
+            }),
+            "weight_decay",
+            "NaN",
         ),
     ];
     for (rule, setting, part) in cases {

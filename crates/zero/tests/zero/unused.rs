@@ -260,7 +260,7 @@ fn a_parameter_that_no_rank_used_at_first_takes_its_own_first_step_later_as_in_p
                 &update,
                 &mut expected,
                 &gradient,
-                StateSlices([&mut first, &mut second]),
+                StateSlices([&mut first, &mut second, &mut []]),
             );
             assert_eq!(bits(&flat(&late)), bits(&expected));
         });
