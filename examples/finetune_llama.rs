@@ -26,7 +26,7 @@ use sconce_examples::text::TokenRows;
 
 /// Fine-tunes a HuggingFace Llama.
 #[derive(Debug, Parser)]
-#[command(rename_all = "snake_case")]
+#[command(rename_all = "snake_case", allow_negative_numbers = true)]
 struct Arguments {
     /// Folder with config.json and safetensors weights; the small model shipped with the examples by default.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/tiny-llama"), hide_default_value = true)]
@@ -44,16 +44,19 @@ struct Arguments {
     /// Rows that one rank takes at a time; by default 4 of a text, the rank's share of a step of a file of tokens.
     #[arg(long)]
     per_device_batch_size: Option<usize>,
-    /// Micro-batches whose gradients add up to one optimizer step.
+    /// Micro-batches whose gradients add up to one optimizer step; by default what the launcher says, or 1.
     #[arg(long)]
     gradient_accumulation_steps: Option<u64>,
     /// Highest learning rate.
     #[arg(long, default_value_t = 5e-5)]
     lr: f64,
+    /// Decay of the first moment.
     #[arg(long, default_value_t = 0.9)]
     adam_beta1: f64,
+    /// Decay of the second moment.
     #[arg(long, default_value_t = 0.999)]
     adam_beta2: f64,
+    /// Added to the root of the second moment.
     #[arg(long, default_value_t = 1e-8)]
     adam_epsilon: f64,
     /// Decoupled weight decay of every parameter.
@@ -152,9 +155,11 @@ fn prepare(arguments: &Arguments, acc: &dyn Accelerator) -> Result<Run> {
 
 /// Returns the rows per rank and micro-batch, and the number of optimizer steps.
 fn shape_of_run(arguments: &Arguments, acc: &dyn Accelerator, rows: &TokenRows) -> Result<(usize, u64)> {
+    /// Rows of one optimizer step; more are a slip of the pen.
+    const MOST_ROWS: usize = 1 << 32;
     let (world, accumulation) = (acc.world().size, acc.accumulation().steps() as usize);
     let data = arguments.data.display();
-    let parts = world * accumulation;
+    let parts = world.saturating_mul(accumulation);
     let batch_size = match (arguments.per_device_batch_size, rows.rows_per_step) {
         (Some(batch_size), _) => batch_size,
         (None, Some(rows_per_step)) => {
@@ -167,7 +172,10 @@ fn shape_of_run(arguments: &Arguments, acc: &dyn Accelerator, rows: &TokenRows) 
         }
         (None, None) => 4,
     };
-    let per_step = batch_size * parts;
+    let per_step = batch_size.checked_mul(parts).filter(|rows| *rows <= MOST_ROWS);
+    let per_step = per_step.with_context(|| {
+        format!("{batch_size} rows for each of {world} ranks with {accumulation} micro-batches are more than {MOST_ROWS} a step")
+    })?;
     if let Some(rows_per_step) = rows.rows_per_step {
         ensure!(
             per_step == rows_per_step,
@@ -188,6 +196,11 @@ fn shape_of_run(arguments: &Arguments, acc: &dyn Accelerator, rows: &TokenRows) 
         .steps
         .unwrap_or((epochs * rows.len()).div_ceil(per_step) as u64);
     ensure!(steps > 0, "--steps is 0, expected at least 1");
+    ensure!(
+        arguments.warmup_steps <= steps,
+        "--warmup_steps is {}, more than the {steps} steps of the run",
+        arguments.warmup_steps
+    );
     Ok((batch_size, steps))
 }
 
@@ -238,6 +251,7 @@ fn train(arguments: &Arguments, acc: &dyn Accelerator, run: Run) -> Result<Model
             let mut loss = [losses.iter().sum::<f64>() / losses.len() as f64];
             losses.clear();
             acc.communicator().all_reduce(&mut loss, ReduceOp::Mean)?;
+            acc.together(check_finite(step, loss[0], grad_norm))?;
             log.step(step, loss[0], grad_norm, lr)?;
             step += 1;
             if step == steps {
@@ -247,6 +261,16 @@ fn train(arguments: &Arguments, acc: &dyn Accelerator, run: Run) -> Result<Model
     }
     log.finish();
     Ok(folder)
+}
+
+/// Refuses to go on with numbers that are none: every later step and the model would be lost too.
+fn check_finite(step: u64, loss: f64, grad_norm: f64) -> Result<()> {
+    ensure!(
+        loss.is_finite() && grad_norm.is_finite(),
+        "step {step}: the loss is {loss} and the norm of the gradients {grad_norm}; no model is written. A lower --lr, a \
+         smaller --max_grad_norm or a larger --adam_epsilon may help"
+    );
+    Ok(())
 }
 
 /// Tells the user of the run, on rank 0: a progress bar on a terminal, lines elsewhere, JSON lines in a file.

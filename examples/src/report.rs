@@ -39,11 +39,11 @@ pub fn run(
         Some(Error::ReportedByMain) => Some(false),
         _ => None,
     });
-    // Every rank finds the same mistake in a setting by itself.
-    let is_setting = error
+    // Every rank finds the same mistake in a setting or a loop by itself.
+    let is_everywhere = error
         .chain()
-        .any(|cause| matches!(cause.downcast_ref(), Some(Error::Setting { .. })));
-    if shared != Some(false) && (is_main() || !is_setting) {
+        .any(|cause| cause.downcast_ref().is_some_and(is_found_by_all));
+    if shared != Some(false) && (is_main() || !is_everywhere) {
         eprintln!("error: {error:#}");
     }
     if let (Some(accelerator), Some(_)) = (accelerator, shared) {
@@ -71,6 +71,19 @@ pub fn print(accelerator: &dyn Accelerator, steps: u64) {
             traffic.calls as f64 / steps as f64,
             mib(traffic.bytes) / steps as f64
         ));
+    }
+}
+
+/// Says whether an error is one that all ranks run into, since they run one program with one configuration.
+fn is_found_by_all(error: &Error) -> bool {
+    use sconce_zero::Error as Zero;
+    match error {
+        Error::Setting { .. } | Error::Order { .. } | Error::Loader { .. } => true,
+        Error::Zero(error) => matches!(
+            error,
+            Zero::Setting { .. } | Zero::LossShape { .. } | Zero::NoGradient { .. } | Zero::Order { .. }
+        ),
+        _ => false,
     }
 }
 

@@ -61,7 +61,7 @@ impl FlightRecorder {
     /// Each line has the group, rank, sequence number, operation, microseconds from the making of the group to
     /// its start, and whether it ended. The first line has the failure.
     pub(crate) fn write(&self, directory: &Path, group: &str, rank: usize, failure: &str) -> std::io::Result<PathBuf> {
-        let path = directory.join(format!("sconce-flight-{group}-rank{rank}.jsonl"));
+        let path = directory.join(format!("sconce-flight-{group}-rank{rank}-{}.jsonl", std::process::id()));
         let mut text = format!(
             "{}\n",
             serde_json::json!({ "group": group, "rank": rank, "failure": failure })
@@ -77,7 +77,7 @@ impl FlightRecorder {
             text.push_str(&format!("{line}\n"));
         }
         std::fs::create_dir_all(directory)?;
-        std::fs::File::create(&path)?.write_all(text.as_bytes())?;
+        std::fs::File::create_new(&path)?.write_all(text.as_bytes())?;
         Ok(path)
     }
 }

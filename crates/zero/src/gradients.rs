@@ -409,7 +409,7 @@ impl State {
         if self.phase != Phase::Running {
             return Err(Error::Order {
                 what: "a gradient outside of the engine's backward",
-                hint: "call backward of the engine or accelerator instead of loss.backward()",
+                hint: "call accelerator.backward(&loss) (or Engine::backward) instead of loss.backward()",
             });
         }
         let gradient = gradient.contiguous()?;

@@ -48,6 +48,7 @@ pub fn write_model_folder(
     };
     let config = config_with_dtype(source, first.dtype())?;
 
+    let directory = &resolved(directory);
     let unfinished = UnfinishedFolder::create(directory)?;
     let write = || -> Result<()> {
         fs::write(unfinished.path.join(CONFIG_FILE), config)?;
@@ -88,7 +89,13 @@ pub fn check_model_folder_is_free(directory: &Path) -> Result<()> {
         "{}: is not empty, expected a new or empty folder to write a model to; remove it or choose another name",
         directory.display()
     );
-    Ok(())
+    // Made and removed: a run should not find out after its last step that it cannot write.
+    UnfinishedFolder::create(&resolved(directory)).map(drop)
+}
+
+/// Returns where a folder really is, if it exists: a link cannot be replaced by a rename, and `.` has no name.
+fn resolved(directory: &Path) -> PathBuf {
+    fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned())
 }
 
 /// transformers 5 names the dtype `dtype`, transformers 4 `torch_dtype`; a file keeps the name it has.
@@ -149,11 +156,13 @@ impl UnfinishedFolder {
     }
 
     fn finish(mut self, target: &Path) -> Result<()> {
-        // Replaces an empty folder, on every Unix; refuses one that has been filled meanwhile.
-        fs::rename(&self.path, target)
-            .with_context(|| format!("{}: cannot be renamed to {}", self.path.display(), target.display()))?;
+        // Whole by now: whatever happens to the rename, it stays.
         self.finished = true;
-        Ok(())
+        // Replaces an empty folder, on every Unix; refuses one that has been filled meanwhile.
+        fs::rename(&self.path, target).with_context(|| {
+            let (path, target) = (self.path.display(), target.display());
+            format!("the model is complete in {path}, but that cannot be renamed to {target}; rename it by hand")
+        })
     }
 }
 

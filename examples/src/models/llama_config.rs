@@ -72,6 +72,8 @@ impl LlamaConfig {
     }
 
     fn check(&self) -> Result<()> {
+        /// Larger than any model's; what is larger would only fill memory.
+        const LARGEST: usize = 1 << 22;
         for (name, value) in [
             ("vocab_size", self.vocab_size),
             ("hidden_size", self.hidden_size),
@@ -83,6 +85,7 @@ impl LlamaConfig {
             ("max_position_embeddings", self.max_position_embeddings),
         ] {
             ensure!(value > 0, "`{name}` is 0, expected at least 1");
+            ensure!(value <= LARGEST, "`{name}` is {value}, expected at most {LARGEST}");
         }
         ensure!(
             self.num_attention_heads.is_multiple_of(self.num_key_value_heads),

@@ -155,3 +155,61 @@ fn missing_files_and_wrong_arguments_are_told_once() {
     check(Path::new("/nowhere/model"), &data(), &[], "/nowhere/model", &[]);
     check(&model(), &data(), &["--learning_rate", "1"], "--learning_rate", &[]);
 }
+
+#[test]
+fn numbers_that_are_none_end_the_run_and_write_no_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("model");
+    // Without epsilon an element whose gradient was always 0 is updated by 0 / 0.
+    let arguments = [
+        "--adam_epsilon",
+        "0",
+        "--steps",
+        "5",
+        "--output_dir",
+        output.to_str().unwrap(),
+    ];
+    let result = train(2, &arguments);
+    let message = text(&result.stderr);
+    assert!(!result.status.success(), "{message}");
+    assert!(
+        message.contains("step 1: the loss is NaN") && message.contains("no model is written"),
+        "{message}"
+    );
+    assert!(!output.exists());
+}
+
+#[test]
+fn a_model_can_be_written_through_a_link_and_a_place_that_cannot_be_written_is_told_before_the_first_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let (target, link) = (folder.path().join("target"), folder.path().join("link"));
+    fs::create_dir(&target).unwrap();
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    let result = train(2, &["--steps", "1", "--output_dir", link.to_str().unwrap()]);
+    assert!(result.status.success(), "{}", text(&result.stderr));
+    assert!(target.join("model.safetensors").exists());
+
+    let result = train(2, &["--steps", "1", "--output_dir", "/proc/sconce"]);
+    assert!(!result.status.success());
+    assert!(text(&result.stderr).contains("/proc"), "{}", text(&result.stderr));
+    assert!(text(&result.stdout).is_empty(), "no step was made");
+}
+
+#[test]
+fn sizes_beyond_all_reason_are_refused() {
+    let huge = u64::MAX.to_string();
+    check(
+        &model(),
+        &data(),
+        &["--per_device_batch_size", &huge],
+        "rows for each of 3 ranks",
+        &[&huge],
+    );
+    check(
+        &model(),
+        &data(),
+        &["--gradient_accumulation_steps", &huge],
+        "cannot be divided",
+        &[&huge],
+    );
+}

@@ -7,20 +7,27 @@ mod stories;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
+use std::sync::Once;
 
-/// Returns the launcher, built if need be: cargo builds binaries of other packages only where it is told to.
-fn sconce() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
+/// Returns a program of the workspace, given its path below `target/debug` (or `release`).
+///
+/// All are built once if need be: cargo builds binaries of other packages, and examples beside a chosen test, only where
+/// it is told to. With the whole workspace it chooses the same features for candle as in a run of all tests.
+fn program(path: &str) -> PathBuf {
+    static BUILT: Once = Once::new();
+    BUILT.call_once(|| {
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--package", "sconce-cli", "--bin", "sconce"]);
+        build.args(["build", "--quiet", "--workspace", "--bins", "--examples"]);
         if !cfg!(debug_assertions) {
             build.arg("--release");
         }
-        assert!(build.status().expect("cargo runs").success(), "sconce is built");
-        target_folder().join("sconce")
-    })
+        assert!(build.status().expect("cargo runs").success(), "the programs are built");
+    });
+    target_folder().join(path)
+}
+
+fn sconce() -> PathBuf {
+    program("sconce")
 }
 
 /// Returns the training program.
@@ -28,9 +35,8 @@ fn finetune_llama() -> PathBuf {
     example("finetune_llama")
 }
 
-/// Returns an example, which cargo builds with this package's tests.
 fn example(name: &str) -> PathBuf {
-    target_folder().join("examples").join(name)
+    program(&format!("examples/{name}"))
 }
 
 /// `target/debug` or `target/release`.

@@ -83,7 +83,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PROFILE", help_heading = "Building")]
     profile: Option<String>,
 
-    /// Precision that the ranks compute in
+    /// Precision that the ranks compute in; Sconce's own accelerator takes "no" only in this version
     #[arg(
         long = "mixed_precision",
         alias = "mixed-precision",
@@ -107,11 +107,11 @@ pub(crate) struct Arguments {
     /// ZeRO stage: 0 nothing is sharded, 1 optimizer state, 2 gradients too [default: 2]
     #[arg(
         long = "zero_stage", alias = "zero-stage", value_name = "N", requires = "use_deepspeed",
-        value_parser = clap::value_parser!(u8).range(0..=3), help_heading = "Sharding"
+        value_parser = clap::value_parser!(u8).range(0..=2), help_heading = "Sharding"
     )]
     pub(super) zero_stage: Option<u8>,
 
-    /// Check on every rank that collective operations agree in shape and dtype
+    /// Set ACCELERATE_DEBUG_MODE, for programs that read it; Sconce always checks that collectives agree
     #[arg(long, help_heading = "Training")]
     pub(super) debug: bool,
 

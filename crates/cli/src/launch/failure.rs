@@ -23,8 +23,17 @@ pub(super) fn report(cause: Cause, outcome: &Outcome, pids: &[u32], last_lines: 
                 end.end,
                 after(end.after)
             );
-            if let Some(lines) = last_lines.get(rank).filter(|lines| lines.iter().len() > 0) {
-                let _ = writeln!(report, "  the end of its stderr:");
+            let said = |rank: usize| last_lines.get(rank).filter(|lines| lines.iter().len() > 0);
+            // Of ranks that failed together the first to end need not be the one that says why.
+            let failed = (0..outcome.ends.len()).filter(|other| !outcome.ends[*other].end.is_success());
+            let teller = std::iter::once(rank).chain(failed).find(|rank| said(*rank).is_some());
+            if let Some((teller, lines)) = teller.and_then(|teller| Some((teller, said(teller)?))) {
+                let whose = if teller == rank {
+                    "its".to_owned()
+                } else {
+                    format!("rank {teller}'s")
+                };
+                let _ = writeln!(report, "  the end of {whose} stderr:");
                 for line in lines.iter() {
                     let _ = writeln!(report, "    {line}");
                 }

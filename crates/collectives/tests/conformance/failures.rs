@@ -81,7 +81,9 @@ fn the_last_operations_are_written_out_on_failure() {
             });
         }
     });
-    let text = std::fs::read_to_string(folder.join("sconce-flight-threads-rank0.jsonl")).unwrap();
+    let text =
+        std::fs::read_to_string(folder.join(format!("sconce-flight-threads-rank0-{}.jsonl", std::process::id())))
+            .unwrap();
     std::fs::remove_dir_all(&folder).unwrap();
     let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(lines[0]["failure"].as_str().unwrap().contains("different operations"));
