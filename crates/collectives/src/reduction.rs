@@ -354,15 +354,15 @@ fn add_both_bf16_pairs(first: &mut [u32], second: &mut [u32]) {
     }
 }
 
-/// Returns the number of elements between two prefetches: 512 bytes.
+/// Returns the number of elements between two prefetches: 256 bytes.
 const fn ahead<T>() -> usize {
-    512 / size_of::<T>()
+    256 / size_of::<T>()
 }
 
-/// Asks for the lines four pieces ahead: arithmetic and cache misses to other cores leave too few loads in flight.
+/// Asks for the lines eight pieces ahead: arithmetic and cache misses to other cores leave too few loads in flight.
 #[inline(always)]
 fn prefetch_ahead<T>(piece: &[T]) {
-    prefetch(piece.as_ptr().wrapping_add(4 * piece.len()).cast(), size_of_val(piece));
+    prefetch(piece.as_ptr().wrapping_add(8 * piece.len()).cast(), size_of_val(piece));
 }
 
 /// Adds two bf16 in each word: half the widening and packing of one by one.

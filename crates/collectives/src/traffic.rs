@@ -1,7 +1,6 @@
 //! How much a group has moved, by kind of operation.
 
 use crate::collective::{Kind, Signature};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// What one kind of operation has moved since the group was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,18 +35,18 @@ pub(crate) struct TrafficCounters {
 
 #[derive(Debug, Default)]
 struct Counter {
-    calls: AtomicU64,
-    elements: AtomicU64,
-    bytes: AtomicU64,
+    calls: u64,
+    elements: u64,
+    bytes: u64,
 }
 
 impl TrafficCounters {
-    pub(crate) fn count(&self, signature: &Signature) {
-        let counter = &self.by_kind[signature.kind as usize];
+    pub(crate) fn count(&mut self, signature: &Signature) {
+        let counter = &mut self.by_kind[signature.kind as usize];
         let size = signature.element.map_or(0, |element| element.size() as u64);
-        counter.calls.fetch_add(1, Relaxed);
-        counter.elements.fetch_add(signature.count, Relaxed);
-        counter.bytes.fetch_add(signature.count * size, Relaxed);
+        counter.calls += 1;
+        counter.elements += signature.count;
+        counter.bytes += signature.count * size;
     }
 
     /// Returns the kinds that were called, in the order of their codes.
@@ -55,9 +54,9 @@ impl TrafficCounters {
         let of_code = |(code, counter): (usize, &Counter)| {
             Kind::from_code(code as u8).map(|kind| Traffic {
                 kind,
-                calls: counter.calls.load(Relaxed),
-                elements: counter.elements.load(Relaxed),
-                bytes: counter.bytes.load(Relaxed),
+                calls: counter.calls,
+                elements: counter.elements,
+                bytes: counter.bytes,
             })
         };
         let all = self.by_kind.iter().enumerate().filter_map(of_code);

@@ -110,7 +110,7 @@ impl Communicator for Behind {
     }
 
     fn traffic(&self) -> Vec<Traffic> {
-        self.0.traffic.read()
+        self.0.traffic()
     }
 
     fn abort(&self, reason: &str) {

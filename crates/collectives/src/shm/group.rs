@@ -9,7 +9,7 @@ use super::segment::Segment;
 use super::waiting::{Patience, announce, glance, publish, wait, wake_sleepers};
 use crate::collective::{Collective, Kind, Signature};
 use crate::flight_recorder::FlightRecorder;
-use crate::traffic::TrafficCounters;
+use crate::traffic::{Traffic, TrafficCounters};
 use crate::{Error, Options, Result};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -27,7 +27,6 @@ pub(super) struct Group {
     pub(super) size: usize,
     pub(super) segment: Segment,
     pub(super) options: Options,
-    pub(super) traffic: TrafficCounters,
     engine: Mutex<Engine>,
 }
 
@@ -45,6 +44,7 @@ pub(super) struct Engine {
     pub(super) received: Vec<u32>,
     liveness: Liveness,
     recorder: FlightRecorder,
+    traffic: TrafficCounters,
     dumped: bool,
 }
 
@@ -95,6 +95,7 @@ impl Group {
             received: vec![0; size],
             liveness: Liveness::of_threads(),
             recorder: FlightRecorder::new(),
+            traffic: TrafficCounters::default(),
             dumped: false,
         };
         let group = Self {
@@ -103,7 +104,6 @@ impl Group {
             size,
             segment,
             options: options.clone(),
-            traffic: TrafficCounters::default(),
             engine: Mutex::new(engine),
         };
         let signature = Signature::of_kind(Kind::Barrier, 0);
@@ -148,7 +148,7 @@ impl Group {
         match &result {
             Ok(_) => {
                 passage.engine.recorder.end();
-                self.traffic.count(&signature);
+                passage.engine.traffic.count(&signature);
             }
             Err(error) => {
                 if !matches!(error, Error::Aborted { .. }) {
@@ -158,6 +158,11 @@ impl Group {
             }
         }
         result
+    }
+
+    /// Returns what has been moved so far.
+    pub(super) fn traffic(&self) -> Vec<Traffic> {
+        self.lock().traffic.read()
     }
 
     /// Makes every rank's current or next operation fail.

@@ -21,10 +21,15 @@ impl Passage<'_> {
     ) -> Result<()> {
         let sequence = self.contribute(input)?;
         let segment = &self.group.segment;
+        let own = input.part(start..start + output.len()).pointer().cast_const();
+        let slot = |rank| segment.bytes(segment.layout().small(rank, sequence), start, output.len());
+        // The own contribution is still where the caller has it, and nearer.
         let source = |rank| {
-            segment
-                .bytes(segment.layout().small(rank, sequence), start, output.len())
-                .cast_const()
+            if rank == self.group.rank {
+                own
+            } else {
+                slot(rank).cast_const()
+            }
         };
         let target = |_| output.pointer();
         let (inputs, outputs) = (Ranges::new(self.group.size, &source), Ranges::new(1, &target));
