@@ -1,8 +1,8 @@
 //! Operations on private memory: pieces go through stage slots that stay in cache.
 //!
-//! All but the all-reduce follow one scheme, [`Passage::exchange`]: in each round a rank *produces* (writes what its
-//! peers need into its stage slot), publishes, waits for its peers and *consumes* (reads their slots). A rank produces
-//! one round ahead of consuming, so that a slow peer does not stall it at once.
+//! All but the all-reduce of three ranks or more follow one scheme, [`Passage::exchange`]: in each round a rank *produces*
+//! (writes what its peers need into its stage slot), publishes, waits for its peers and *consumes* (reads their slots). A
+//! rank produces one round ahead of consuming, so that a slow peer does not stall it at once.
 //!
 //! Why [`STAGE_SLOTS`] = 4 slots are enough: before producing round k + 1 a rank has seen every peer publish round
 //! k - 1, which a peer does after consuming round k - 3; the slot written is that of round k - 3. In the all-reduce the
