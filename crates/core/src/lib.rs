@@ -49,6 +49,6 @@ pub use schedule::{LinearSchedule, Schedule, Scheduler};
 
 pub use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
 pub use sconce_zero::{
-    Adagrad, Adam, AdamW, DataParallel, Lion, MemoryReport, OptimizerRule, ParameterInfo, Placement, Residence, Sgd,
-    ShardingStrategy, WeightFiles, Weights, ZeroStage,
+    Adagrad, Adam, AdamW, DataParallel, DiskOptions, Gathering, Lion, LossScaling, MemoryReport, Offloaded,
+    OptimizerRule, ParameterInfo, Placement, Residence, Sgd, ShardingStrategy, Tier, WeightFiles, Weights, ZeroStage,
 };

@@ -7,8 +7,8 @@ use crate::parameters::{Parameter, Parameters};
 use crate::storage::with_elements;
 use crate::var_builder::ManagedBackend;
 use crate::{
-    DataParallel, Error, MemoryReport, OptimizerRule, ParameterInfo, Placement, Residence, Result, ShardingStrategy,
-    StateSlices, Update, Weights,
+    EngineOptions, Error, MemoryReport, OptimizerRule, ParameterInfo, Placement, Residence, Result, StateSlices, Tier,
+    Update, Weights,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
@@ -20,31 +20,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const BACKWARD_STACK: usize = 512 << 20;
 /// Elements updated by one task of the optimizer.
 const BLOCK: usize = 1 << 15;
-
-/// Settings of an [`Engine`].
-#[derive(Debug)]
-pub struct EngineOptions {
-    /// Where state lives.
-    pub strategy: Box<dyn ShardingStrategy>,
-    /// Allows parameters that get no gradient; they are not updated in a step in which no rank used them.
-    pub find_unused_parameters: bool,
-    /// Size at which the first gradient bucket is closed, in bytes.
-    pub first_bucket_bytes: usize,
-    /// Size at which the other gradient buckets are closed, in bytes.
-    pub bucket_bytes: usize,
-}
-
-impl Default for EngineOptions {
-    /// Data parallelism with the bucket sizes of PyTorch DDP: 1 MiB, then 25 MiB.
-    fn default() -> Self {
-        Self {
-            strategy: Box::new(DataParallel),
-            find_unused_parameters: false,
-            first_bucket_bytes: 1 << 20,
-            bucket_bytes: 25 << 20,
-        }
-    }
-}
 
 /// One model's managed parameters, their gradients and their optimizer.
 ///
@@ -347,6 +322,10 @@ impl Engine {
                     parameter: Residence::Sharded,
                     ..
                 } => "sharded parameters are not there yet in this version; replicate the parameter",
+                Placement {
+                    optimizer_state_tier: Tier::Disk,
+                    ..
+                } => "state on disk is not there yet in this version",
                 Placement {
                     gradient: Residence::Sharded,
                     optimizer_state: Residence::Replicated,

@@ -131,9 +131,9 @@ mod tests {
     use crate::Residence;
 
     const PLACEMENT: Placement = Placement {
-        parameter: Residence::Replicated,
         gradient: Residence::Sharded,
         optimizer_state: Residence::Sharded,
+        ..Placement::REPLICATED
     };
 
     #[test]

@@ -154,6 +154,7 @@ impl ShardingStrategy for Everything {
             parameter: sharded,
             gradient: sharded,
             optimizer_state: sharded,
+            ..sconce_zero::Placement::REPLICATED
         }
     }
 }

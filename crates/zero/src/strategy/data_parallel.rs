@@ -1,6 +1,6 @@
 //! Data parallelism: everything everywhere, gradients averaged.
 
-use super::{Placement, Residence, ShardingStrategy};
+use super::{Placement, ShardingStrategy};
 use crate::ParameterInfo;
 
 /// Every rank holds the whole model, all gradients and all optimizer state, as in PyTorch DDP.
@@ -13,10 +13,6 @@ impl ShardingStrategy for DataParallel {
     }
 
     fn place(&self, _parameter: &ParameterInfo) -> Placement {
-        Placement {
-            parameter: Residence::Replicated,
-            gradient: Residence::Replicated,
-            optimizer_state: Residence::Replicated,
-        }
+        Placement::REPLICATED
     }
 }

@@ -205,12 +205,7 @@ impl ShardingStrategy for Partly {
     }
 
     fn place(&self, parameter: &ParameterInfo) -> Placement {
-        let all = Residence::Replicated;
-        let mut placement = Placement {
-            parameter: all,
-            gradient: all,
-            optimizer_state: all,
-        };
+        let mut placement = Placement::REPLICATED;
         if parameter.name == "b" {
             *self.0(&mut placement) = Residence::Sharded;
         }

@@ -1,0 +1,68 @@
+//! Settings of an engine.
+
+use crate::{DataParallel, LossScaling, ShardingStrategy};
+use std::path::PathBuf;
+
+/// Settings of an [`Engine`](crate::Engine).
+#[derive(Debug)]
+pub struct EngineOptions {
+    /// Where state lives.
+    pub strategy: Box<dyn ShardingStrategy>,
+    /// How losses are scaled before the backward; `None` takes them as they are.
+    pub loss_scaling: Option<LossScaling>,
+    /// Allows parameters that get no gradient; they are not updated in a step in which no rank used them.
+    pub find_unused_parameters: bool,
+    /// Size at which the first gradient bucket is closed, in bytes.
+    pub first_bucket_bytes: usize,
+    /// Size at which the other gradient buckets are closed, in bytes.
+    pub bucket_bytes: usize,
+    /// How sharded parameters are gathered.
+    pub gathering: Gathering,
+    /// Where state lies whose tier is [`Tier::Disk`](crate::Tier::Disk).
+    pub disk: Option<DiskOptions>,
+}
+
+impl Default for EngineOptions {
+    /// Data parallelism with the bucket sizes of PyTorch DDP: 1 MiB, then 25 MiB.
+    fn default() -> Self {
+        Self {
+            strategy: Box::new(DataParallel),
+            loss_scaling: None,
+            find_unused_parameters: false,
+            first_bucket_bytes: 1 << 20,
+            bucket_bytes: 25 << 20,
+            gathering: Gathering::default(),
+            disk: None,
+        }
+    }
+}
+
+/// How sharded parameters are gathered for the units that compute with them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gathering {
+    /// Elements that may be under way ahead of their unit: DeepSpeed's `stage3_prefetch_bucket_size`. 0 gathers a unit
+    /// when it runs.
+    pub prefetch_elements: usize,
+    /// Elements gathered at once, beyond which nothing is gathered ahead: DeepSpeed's `stage3_max_live_parameters`.
+    pub max_live_elements: usize,
+}
+
+impl Default for Gathering {
+    /// DeepSpeed's defaults.
+    fn default() -> Self {
+        Self {
+            prefetch_elements: 50_000_000,
+            max_live_elements: 1_000_000_000,
+        }
+    }
+}
+
+/// State on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskOptions {
+    /// An existing folder; each rank makes its own files in it and removes them at the end.
+    pub folder: PathBuf,
+    /// Most parameters whose optimizer state is in memory at once, as one piece: DeepSpeed's `sub_group_size`. Three
+    /// pieces are under way: one is read, one updated, one written.
+    pub sub_group_elements: usize,
+}
