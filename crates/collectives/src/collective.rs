@@ -103,6 +103,13 @@ pub enum Collective<'a> {
         buffer: ElementsMut<'a>,
         counts: Counts<'a>,
     },
+    /// Every rank's `each` gets every rank's `input`, in any order; ranks agree on `label`.
+    AllGatherEach {
+        input: Elements<'a>,
+        counts: Counts<'a>,
+        label: u32,
+        each: Each<'a>,
+    },
     /// Every rank's `buffer` becomes that of `root`.
     Broadcast { buffer: ElementsMut<'a>, root: usize },
     /// `root`'s `output` (given there only) becomes all `input`s in rank order.
@@ -131,6 +138,15 @@ pub enum Collective<'a> {
         send: Option<(Elements<'a>, usize)>,
         receive: Option<(ElementsMut<'a>, usize)>,
     },
+}
+
+/// What is done with each rank's elements: called with the rank and its elements, which live no longer than the call.
+pub struct Each<'a>(pub &'a mut dyn FnMut(usize, Elements<'_>));
+
+impl std::fmt::Debug for Each<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Each")
+    }
 }
 
 impl Collective<'_> {
@@ -201,6 +217,9 @@ impl Collective<'_> {
             }
             Self::ReduceScatterInPlace { buffer, counts, .. } | Self::AllGatherInPlace { buffer, counts } => {
                 length("buffer", buffer.len(), counts.total(size), "all ranks' counts together")
+            }
+            Self::AllGatherEach { input, counts, .. } => {
+                length("input", input.len(), counts.of(rank), "this rank's count")
             }
             Self::Gather {
                 input,
@@ -294,6 +313,8 @@ impl Collective<'_> {
             Self::AllToAll {
                 send: Counts::Each(_), ..
             } => 1,
+            // 0 and 1 are kept for other digests, as in `Counts::digest`.
+            Self::AllGatherEach { label, .. } => label % 0x00ff_fffe + 2,
             _ => self.counts().map_or(0, |counts| counts.digest()),
         };
         Signature {
@@ -316,6 +337,7 @@ impl Collective<'_> {
             Self::ReduceScatterInPlace { .. } => Kind::ReduceScatterInPlace,
             Self::AllGather { .. } => Kind::AllGather,
             Self::AllGatherInPlace { .. } => Kind::AllGatherInPlace,
+            Self::AllGatherEach { .. } => Kind::AllGatherEach,
             Self::Broadcast { .. } => Kind::Broadcast,
             Self::Gather { .. } => Kind::Gather,
             Self::Scatter { .. } => Kind::Scatter,
@@ -339,6 +361,7 @@ impl Collective<'_> {
             | Self::Broadcast { buffer, .. } => Some(buffer.element()),
             Self::ReduceScatter { input, .. }
             | Self::AllGather { input, .. }
+            | Self::AllGatherEach { input, .. }
             | Self::Gather { input, .. }
             | Self::AllToAll { input, .. } => Some(input.element()),
             Self::Scatter { output, .. } => Some(output.element()),
@@ -375,6 +398,7 @@ impl Collective<'_> {
             | Self::ReduceScatterInPlace { counts, .. }
             | Self::AllGather { counts, .. }
             | Self::AllGatherInPlace { counts, .. }
+            | Self::AllGatherEach { counts, .. }
             | Self::Gather { counts, .. }
             | Self::Scatter { counts, .. } => Some(counts),
             Self::AllToAll { send, .. } => Some(send),
@@ -423,6 +447,7 @@ kinds! {
     SendReceive = 14 "send_receive",
     Allocate = 15 "allocate",
     Split = 16 "split",
+    AllGatherEach = 17 "all_gather_each",
 }
 
 /// What all ranks must agree on in one operation.
@@ -490,7 +515,12 @@ impl std::fmt::Display for Signature {
             None => {}
         }
         if self.digest > 1 {
-            write!(f, " with counts #{:06x}", self.digest)?;
+            let what = if self.kind == Kind::AllGatherEach {
+                "label"
+            } else {
+                "counts"
+            };
+            write!(f, " with {what} #{:06x}", self.digest)?;
         }
         if let Some(root) = self.root {
             write!(f, " with root {root}")?;

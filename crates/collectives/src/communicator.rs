@@ -3,7 +3,7 @@
 //! A backend implements [`Communicator`], which is object-safe and small: one entry, [`Communicator::execute`], takes
 //! any [`Collective`]. The methods that users call live on `dyn Communicator`, so every backend has the same.
 
-use crate::{Buffer, Collective, Counts, Element, Elements, ElementsMut, Pending, ReduceOp, Result, Traffic};
+use crate::{Buffer, Collective, Counts, Each, Element, Elements, ElementsMut, Pending, ReduceOp, Result, Traffic};
 use std::sync::Arc;
 
 /// Work that runs on a communicator behind the caller; see [`Communicator::start`].
@@ -154,6 +154,24 @@ impl<'c> dyn Communicator + 'c {
         self.execute(Collective::AllGatherInPlace {
             buffer: ElementsMut::new(buffer),
             counts,
+        })
+    }
+
+    /// Hands all ranks' inputs to `each`, with the rank they come from, in any order; for elements that go to scattered
+    /// places. Inputs that [`Communicator::allocate`] made are read where they lie.
+    ///
+    /// `label` is compared over the ranks, as counts are: it tells gathers of equal size apart.
+    pub fn all_gather_each<T: Element>(
+        &self,
+        input: &[T],
+        label: u32,
+        mut each: impl FnMut(usize, &[T]),
+    ) -> Result<()> {
+        self.execute(Collective::AllGatherEach {
+            input: Elements::new(input),
+            counts: Counts::Equal(input.len()),
+            label,
+            each: Each(&mut |rank, elements| each(rank, elements.typed())),
         })
     }
 

@@ -147,6 +147,24 @@ impl<'a> Elements<'a> {
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
+
+    /// Views bytes as elements of a type.
+    ///
+    /// # Panics
+    /// When the bytes do not fill whole elements.
+    pub(crate) fn of_bytes(element: ElementType, bytes: &'a [u8]) -> Self {
+        assert!(bytes.len().is_multiple_of(element.size()), "whole elements");
+        Self { element, bytes }
+    }
+
+    /// Returns the elements.
+    ///
+    /// # Panics
+    /// When they are of another type.
+    pub fn typed<T: Element>(&self) -> &'a [T] {
+        assert_eq!(self.element, T::TYPE, "elements are viewed as what they are");
+        bytemuck::cast_slice(self.bytes)
+    }
 }
 
 /// A writable view of elements of one type.

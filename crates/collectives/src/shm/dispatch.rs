@@ -13,8 +13,8 @@ use super::in_place::Peers;
 use super::layout::SMALL;
 use super::private::Private;
 use super::staged::{Part, parts};
-use crate::collective::Collective;
-use crate::{ElementType, ReduceOp, Result};
+use crate::collective::{Collective, Counts, Each};
+use crate::{Buffer, ElementType, Elements, ReduceOp, Result};
 
 impl Passage<'_> {
     /// Runs a checked collective.
@@ -74,6 +74,9 @@ impl Passage<'_> {
                 let parts = parts(counts, buffer.element(), size);
                 self.all_gather(Private::of_mut(buffer.bytes_mut()), &parts)
             }
+            Collective::AllGatherEach {
+                input, counts, each, ..
+            } => self.all_gather_each(input, counts, each),
             Collective::Broadcast { mut buffer, root } => {
                 let private = Private::of_mut(buffer.bytes_mut());
                 if private.len() <= SMALL {
@@ -150,6 +153,23 @@ impl Passage<'_> {
         match self.enter_in_place(buffer)? {
             Some(peers) => self.in_place_all_gather(&peers, &parts[self.group.rank]),
             None => self.staged_all_gather(buffer, parts),
+        }
+    }
+
+    /// Hands every rank's input on, straight from where it lies if all lie in shared regions.
+    fn all_gather_each(&mut self, input: Elements<'_>, counts: Counts<'_>, each: Each<'_>) -> Result<()> {
+        match self.enter_in_place(Private::of(input.bytes()))? {
+            Some(peers) => self.in_place_all_gather_each(&peers, input, each),
+            None => {
+                let (element, parts) = (input.element(), parts(counts, input.element(), self.group.size));
+                let mut whole = Buffer::on_heap(parts.last().map_or(0, |part| part.end));
+                let bytes = whole.as_mut_slice::<u8>();
+                bytes[parts[self.group.rank].clone()].copy_from_slice(input.bytes());
+                self.staged_all_gather(Private::of_mut(bytes), &parts)?;
+                let numbered = parts.into_iter().enumerate();
+                numbered.for_each(|(rank, part)| each.0(rank, Elements::of_bytes(element, &bytes[part])));
+                Ok(())
+            }
         }
     }
 

@@ -7,9 +7,10 @@ use super::group::Passage;
 use super::private::Private;
 use super::region::Region;
 use super::staged::{Part, lines_of, temperature_of};
+use crate::collective::Each;
 use crate::copy::{LARGE, copy_past_cache, fence_past_cache};
 use crate::reduction::{Ranges, Temperature, reduce};
-use crate::{ElementType, ReduceOp, Result};
+use crate::{ElementType, Elements, ReduceOp, Result};
 use std::sync::Arc;
 
 /// The buffers of all ranks in one operation, as mapped here.
@@ -91,6 +92,24 @@ impl Passage<'_> {
                 // synchronisation below, and buffers of different ranks do not overlap.
                 unsafe { copy(source, target, own.len()) };
             }
+        }
+        self.synchronise()
+    }
+
+    /// Hands every rank's input on; all have the size of this rank's.
+    pub(super) fn in_place_all_gather_each(
+        &mut self,
+        peers: &Peers,
+        input: Elements<'_>,
+        each: Each<'_>,
+    ) -> Result<()> {
+        let (own, size) = (self.group.rank, self.group.size);
+        // Each rank begins with another one, so that they do not all read the same memory.
+        for rank in (0..size).map(|distance| (own + distance) % size) {
+            // SAFETY: all ranks have entered with inputs of one size and type, which they only read before the
+            // synchronisation below.
+            let bytes = unsafe { std::slice::from_raw_parts(peers.addresses[rank], input.bytes().len()) };
+            each.0(rank, Elements::of_bytes(input.element(), bytes));
         }
         self.synchronise()
     }

@@ -29,7 +29,7 @@ fn another_operation() {
 }
 
 #[test]
-fn another_length_dtype_reduction_or_root() {
+fn another_length_dtype_reduction_label_or_root() {
     let reduce = |op| move |g: &dyn Communicator| g.all_reduce(&mut [0f32; 4], op);
     both_fail(
         reduce(ReduceOp::Sum),
@@ -42,6 +42,8 @@ fn another_length_dtype_reduction_or_root() {
         &["4 f32", "4 i64"],
     );
     both_fail(reduce(ReduceOp::Sum), reduce(ReduceOp::Max), &["(sum)", "(max)"]);
+    let gather = |label| move |g: &dyn Communicator| g.all_gather_each(&[1u8; 3], label, |_, _| ());
+    both_fail(gather(1), gather(2), &["label #000003", "label #000004"]);
     let broadcast = |root| move |g: &dyn Communicator| g.broadcast(&mut [0u8; 9], root);
     both_fail(broadcast(0), broadcast(2), &["root 0", "root 2"]);
 }

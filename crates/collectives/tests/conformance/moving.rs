@@ -50,6 +50,27 @@ fn all_gather_takes_uneven_and_empty_inputs_in_private_and_shared_memory() {
 }
 
 #[test]
+fn all_gather_each_hands_every_ranks_input_on_once_from_private_and_shared_memory() {
+    on_every_backend(|group| {
+        for count in SIZES {
+            let mut shared = group.allocate_elements::<u32>(count).unwrap();
+            shared.as_mut_slice().copy_from_slice(&own(group.rank(), count));
+            let private = own(group.rank(), count);
+            for input in [&private[..], shared.as_slice()] {
+                let mut got = vec![None; group.size()];
+                group
+                    .all_gather_each(input, 7, |rank, values| {
+                        assert!(got[rank].replace(values.to_vec()).is_none(), "{rank} comes once");
+                    })
+                    .unwrap();
+                let expected: Vec<_> = (0..group.size()).map(|rank| Some(own(rank, count))).collect();
+                assert!(got == expected, "{count}");
+            }
+        }
+    });
+}
+
+#[test]
 fn broadcast_gives_every_rank_the_roots_values() {
     on_every_backend(|group| {
         for count in SIZES {
