@@ -115,7 +115,8 @@ fn run(arguments: &Arguments, acc: &dyn Accelerator) -> Result<()> {
         report::print(acc, steps);
     }
     if let Some(directory) = &arguments.output_dir {
-        let write = || write_model_folder(directory, &folder, acc.state_dict());
+        let weights = acc.state_dict()?;
+        let write = || write_model_folder(directory, &folder, weights);
         acc.together(if acc.is_main_process() { write() } else { Ok(()) })?;
         acc.print(format_args!("wrote {}", directory.display()));
     }

@@ -63,8 +63,12 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
     /// Returns how many bytes of training state this rank holds.
     fn memory(&self) -> MemoryReport;
 
-    /// Returns the model's parameters by name, with their current values.
-    fn state_dict(&self) -> Vec<(String, Tensor)>;
+    /// Returns the model's parameters by name, with their current values, on rank 0, and nothing on the others; called by
+    /// all ranks, because sharded parameters are gathered for it.
+    ///
+    /// # Errors
+    /// Failures of the group.
+    fn state_dict(&self) -> Result<Vec<(String, Tensor)>>;
 }
 
 /// What every accelerator offers.

@@ -50,5 +50,6 @@ pub use schedule::{LinearSchedule, Schedule, Scheduler};
 pub use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
 pub use sconce_zero::{
     Adagrad, Adam, AdamW, DataParallel, DiskOptions, Gathering, Lion, LossScaling, MemoryReport, Offloaded,
-    OptimizerRule, ParameterInfo, Placement, Residence, Sgd, ShardingStrategy, Tier, WeightFiles, Weights, ZeroStage,
+    OptimizerRule, ParameterInfo, ParameterSet, Placement, Residence, Sgd, ShardingStrategy, Tensors, Tier, Unit,
+    WeightFiles, Weights, ZeroStage, unit,
 };

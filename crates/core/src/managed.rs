@@ -103,7 +103,7 @@ impl Accelerator for ManagedAccelerator {
         self.engine.memory()
     }
 
-    fn state_dict(&self) -> Vec<(String, Tensor)> {
-        self.engine.tensors()
+    fn state_dict(&self) -> Result<Vec<(String, Tensor)>> {
+        Ok(self.engine.tensors(self.world.is_main())?)
     }
 }

@@ -1,14 +1,17 @@
 //! The engine: one model's parameters, gradients and optimizer on one rank.
 
 use crate::bucket::Held;
-use crate::gradients::Gradients;
+use crate::gathered::Gathered;
+use crate::gradients::{Gradients, bytes_of};
 use crate::layout::{BucketLayout, buckets};
-use crate::parameters::{Parameter, Parameters};
-use crate::storage::with_elements;
+use crate::optimizer::in_range;
+use crate::parameters::{Home, Master, Parameter, Parameters, Receivers};
+use crate::storage::{Values, with_bytes};
+use crate::units::Units;
 use crate::var_builder::ManagedBackend;
 use crate::{
-    EngineOptions, Error, MemoryReport, OptimizerRule, ParameterInfo, Placement, Residence, Result, StateSlices, Tier,
-    Update, Weights,
+    EngineOptions, Error, MemoryReport, Norm, OptimizerRule, ParameterInfo, ParameterSet, Placement, Residence, Result,
+    ShardingStrategy, StateSlices, Tier, Update, Weights,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
@@ -27,10 +30,20 @@ const BLOCK: usize = 1 << 15;
 #[derive(Debug)]
 pub struct Engine {
     communicator: Arc<dyn Communicator>,
-    options: EngineOptions,
+    strategy: Arc<dyn ShardingStrategy>,
+    options: Options,
     parameters: Arc<Parameters>,
     gradients: Arc<Gradients>,
+    units: Arc<Units>,
     optimizer: Mutex<Option<Optimizer>>,
+}
+
+/// What the engine itself looks up of its options.
+#[derive(Debug)]
+struct Options {
+    find_unused_parameters: bool,
+    first_bucket_bytes: usize,
+    bucket_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -48,11 +61,21 @@ impl Engine {
     /// # Errors
     /// None in this version.
     pub fn new(communicator: Arc<dyn Communicator>, options: EngineOptions) -> Result<Self> {
+        let strategy: Arc<dyn ShardingStrategy> = Arc::from(options.strategy);
+        let place = (communicator.rank(), communicator.size());
+        let parameters = Arc::new(Parameters::new(Arc::clone(&strategy), options.frozen, place));
+        let units = Units::new(Arc::clone(&communicator), options.gathering, Arc::clone(&parameters));
         Ok(Self {
             communicator,
-            options,
-            parameters: Arc::default(),
+            strategy,
+            options: Options {
+                find_unused_parameters: options.find_unused_parameters,
+                first_bucket_bytes: options.first_bucket_bytes,
+                bucket_bytes: options.bucket_bytes,
+            },
+            parameters,
             gradients: Arc::default(),
+            units: Arc::new(units),
             optimizer: Mutex::new(None),
         })
     }
@@ -64,7 +87,11 @@ impl Engine {
     pub fn var_builder(&self, weights: Weights, dtype: DType, device: &Device) -> Result<VarBuilder<'static>> {
         let backend = ManagedBackend {
             parameters: Arc::clone(&self.parameters),
-            gradients: Arc::clone(&self.gradients),
+            receivers: Receivers {
+                gradients: Arc::clone(&self.gradients),
+                units: Arc::downgrade(&self.units),
+            },
+            units: Arc::clone(&self.units),
             source: weights.into(),
         };
         Ok(VarBuilder::from_backend(Box::new(backend), dtype, device.clone()))
@@ -73,19 +100,22 @@ impl Engine {
     /// Returns how many bytes of training state this rank holds.
     pub fn memory(&self) -> MemoryReport {
         let (gradients, buffers) = self.gradients.bytes();
-        let elements = self
-            .parameters
-            .all()
-            .iter()
-            .map(|parameter| parameter.info.elements())
-            .sum::<usize>();
+        let whole = self.parameters.all();
+        let (_, shards) = self.parameters.units();
+        let held = whole.iter().map(Parameter::bytes);
+        let held = held.chain(shards.iter().map(|shard| shard.bytes()));
+        let (parameters, masters) = held.fold((0, 0), |sum, bytes| (sum.0 + bytes.0, sum.1 + bytes.1));
+        let live = self.units.live();
         let optimizer = self.optimizer();
         let state = optimizer.iter().flat_map(|optimizer| &optimizer.state).flatten();
         MemoryReport {
-            parameters: (elements * size_of::<f32>()) as u64,
+            parameters: parameters as u64,
+            masters: masters as u64,
             gradients,
             optimizer_state: state.map(|array| (array.len() * size_of::<f32>()) as u64).sum(),
             buffers,
+            gathered: live.bytes as u64,
+            gathered_peak: live.peak_bytes as u64,
         }
     }
 
@@ -103,12 +133,75 @@ impl Engine {
             .collect()
     }
 
-    /// Returns every parameter's name and current values, in order of name.
-    pub fn tensors(&self) -> Vec<(String, Tensor)> {
-        let all = self.parameters.all().into_iter();
-        let mut tensors: Vec<_> = all.map(|p| (p.info.name.clone(), p.tensor.detach())).collect();
+    /// Returns every parameter's name and current values, in order of name; called by all ranks, of which those that
+    /// `wanted` is not said for get nothing.
+    ///
+    /// Sharded parameters are gathered unit by unit and copied; others are the tensors that the model computes with.
+    ///
+    /// # Errors
+    /// [`Error::Order`] while a unit runs, and failures of the group.
+    pub fn tensors(&self, wanted: bool) -> Result<Vec<(String, Tensor)>> {
+        let parameters = self.parameters.all();
+        let mut tensors = Vec::new();
+        let (_, shards) = self.parameters.units();
+        for shard in &shards {
+            let numbers: Vec<_> = shard.layout.slots.iter().map(|slot| slot.parameter).collect();
+            self.units.with_present(&numbers, || {
+                for parameter in numbers.iter().map(|number| &parameters[*number]).filter(|_| wanted) {
+                    tensors.push((parameter.info.name.clone(), parameter.tensor.copy()?.detach()));
+                }
+                Ok(())
+            })?;
+        }
+        let whole = parameters
+            .iter()
+            .filter(|p| wanted && !matches!(p.home, Home::Shard { .. }));
+        tensors.extend(whole.map(|p| (p.info.name.clone(), p.tensor.detach())));
         tensors.sort_by(|a, b| a.0.cmp(&b.0));
-        tensors
+        Ok(tensors)
+    }
+
+    /// Gathers some parameters for reading while `work` runs; called by all ranks.
+    ///
+    /// # Errors
+    /// Those of `work`, and failures of the group.
+    pub fn read<R>(&self, which: &ParameterSet, work: impl FnOnce(&Gathered<'_>) -> Result<R>) -> Result<R> {
+        let parameters = self.parameters.all();
+        let numbers = self.numbers_of(which, &parameters);
+        self.units.with_present(&numbers, || {
+            work(&Gathered::new(numbers.iter().map(|number| &parameters[*number]), false))
+        })
+    }
+
+    /// Gathers some parameters while `work` runs, then gives all ranks the values that it set on rank `rank`; called by
+    /// all ranks.
+    ///
+    /// # Errors
+    /// Those of `work`, which end the group, and failures of the group.
+    pub fn edit<R>(
+        &self,
+        which: &ParameterSet,
+        rank: usize,
+        work: impl FnOnce(&Gathered<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let parameters = self.parameters.all();
+        let numbers = self.numbers_of(which, &parameters);
+        let outcome = self.units.with_present(&numbers, || {
+            let scope = Gathered::new(numbers.iter().map(|number| &parameters[*number]), true);
+            let result = work(&scope)?;
+            scope.publish(&*self.communicator, rank)?;
+            Ok(result)
+        });
+        if let Err(error) = &outcome {
+            // Peers wait for this rank's values, or it for theirs.
+            self.communicator.abort(&error.to_string());
+        }
+        outcome
+    }
+
+    fn numbers_of(&self, which: &ParameterSet, parameters: &[Parameter]) -> Vec<usize> {
+        let contained = |number: &usize| which.contains(&parameters[*number].info);
+        (0..parameters.len()).filter(contained).collect()
     }
 
     /// Sets the update rule, after the model has been built; checks that all ranks built the same model and gives all
@@ -127,8 +220,11 @@ impl Engine {
         }
         self.check_placements(&parameters)?;
         self.check_same_model(&parameters)?;
-        self.synchronise_values(&parameters)?;
-        self.parameters.seal();
+        let group = &*self.communicator;
+        parameters
+            .iter()
+            .try_for_each(|parameter| parameter.synchronise(group))?;
+        self.units.make_ready()?;
         *self.optimizer() = Some(Optimizer {
             rule,
             steps: vec![0; parameters.len()],
@@ -161,7 +257,7 @@ impl Engine {
         outcome
     }
 
-    /// Scales the gradients held so that their global norm is at most `max_norm`; returns the norm before.
+    /// Scales the gradients held so that their global L2 norm is at most `max_norm`; returns the norm before.
     ///
     /// The factor is `min(1, max_norm / (norm + 1e-6))`, as in PyTorch; a norm that is not a number makes all gradients
     /// not a number.
@@ -169,18 +265,29 @@ impl Engine {
     /// # Errors
     /// [`Error::Order`] after a failed backward, [`Error::Setting`] when `max_norm` is not above 0.
     pub fn clip_grad_norm(&self, max_norm: f64) -> Result<f64> {
-        if max_norm.is_nan() || max_norm <= 0.0 {
-            return Err(Error::Setting {
-                setting: "max_norm",
-                value: max_norm.to_string(),
-                expected: "a number above 0",
-            });
-        }
-        let norm = self.grad_norm()?;
+        self.clip_grad_norm_of(Norm::L2, max_norm)
+    }
+
+    /// Does what [`Engine::clip_grad_norm`] does, with another norm.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn clip_grad_norm_of(&self, norm: Norm, max_norm: f64) -> Result<f64> {
+        in_range("max_norm", max_norm, "a number above 0", max_norm > 0.0)?;
+        let norm = self.grad_norm_of(norm)?;
         let factor = max_norm / (norm + 1e-6);
         // `min` would turn a factor that is not a number into 1.
         self.gradients.scale_by(if factor > 1.0 { 1.0 } else { factor as f32 });
         Ok(norm)
+    }
+
+    /// Limits every element of the gradients held to the range from `-limit` to `limit`.
+    ///
+    /// # Errors
+    /// [`Error::Order`] after a failed backward, [`Error::Setting`] when `limit` is not above 0.
+    pub fn clip_grad_value(&self, limit: f64) -> Result<()> {
+        in_range("clip_value", limit, "a number above 0", limit > 0.0)?;
+        self.gradients.clamp(limit as f32)
     }
 
     /// Returns the global L2 norm of the gradients held.
@@ -188,7 +295,15 @@ impl Engine {
     /// # Errors
     /// [`Error::Order`] after a failed backward.
     pub fn grad_norm(&self) -> Result<f64> {
-        self.gradients.norm()
+        self.grad_norm_of(Norm::L2)
+    }
+
+    /// Returns another global norm of the gradients held.
+    ///
+    /// # Errors
+    /// [`Error::Order`] after a failed backward.
+    pub fn grad_norm_of(&self, norm: Norm) -> Result<f64> {
+        self.gradients.norm(norm)
     }
 
     /// Updates all parameters that hold a gradient; the gradients stay until [`Engine::zero_grad`].
@@ -204,6 +319,7 @@ impl Engine {
             });
         };
         self.gradients.check_synchronised()?;
+        self.units.release_all()?;
         let parameters = self.parameters.all();
         let gradient_scale = self.gradients.scale();
         self.gradients.with_held(|buckets, held| {
@@ -236,19 +352,21 @@ impl Engine {
     /// Gives every rank the values that other ranks have updated for it.
     fn exchange_values(&self, parameters: &[Parameter]) -> Result<()> {
         let rank = self.communicator.rank();
-        let own_part = |layout: &BucketLayout, part: &mut [f32]| {
+        let own_part = |layout: &BucketLayout, part: &mut [u8]| {
             layout.slots.iter().try_for_each(|slot| {
-                with_elements(&parameters[slot.parameter].tensor, |values| {
-                    part[slot.within_part(rank)].copy_from_slice(&values[slot.chunk(rank)]);
+                with_bytes(&parameters[slot.parameter].tensor, |values| {
+                    part[bytes_of(layout, slot.within_part(rank))]
+                        .copy_from_slice(&values[bytes_of(layout, slot.chunk(rank))]);
                 })
                 .map_err(Error::from)
             })
         };
-        let take = |layout: &BucketLayout, whole: &[f32]| {
+        let take = |layout: &BucketLayout, whole: &[u8]| {
             layout.slots.iter().try_for_each(|slot| {
-                with_elements(&parameters[slot.parameter].tensor, |values| {
+                with_bytes(&parameters[slot.parameter].tensor, |values| {
                     for part in (0..layout.parts).filter(|part| *part != rank) {
-                        values[slot.chunk(part)].copy_from_slice(&whole[layout.place(slot, part)]);
+                        values[bytes_of(layout, slot.chunk(part))]
+                            .copy_from_slice(&whole[bytes_of(layout, layout.place(slot, part))]);
                     }
                 })
                 .map_err(Error::from)
@@ -268,12 +386,13 @@ impl Engine {
         if !self.options.find_unused_parameters {
             self.fail_for_unused(&self.gradients.missing())?;
         }
+        self.units.end_backward()?;
         self.gradients.finish(self.options.find_unused_parameters)
     }
 
     /// Lays the buckets out in the order in which rank 0's graph makes gradients ready.
     fn lay_out(&self, loss: &Tensor) -> Result<()> {
-        self.parameters.seal();
+        self.units.make_ready()?;
         let parameters = self.parameters.all();
         let numbers = self.parameters.numbers();
         let mut order: Vec<usize> = loss
@@ -281,7 +400,8 @@ impl Engine {
             .iter()
             .filter_map(|node| numbers.get(&node.id()).copied())
             .collect();
-        let mut rest: Vec<usize> = (0..parameters.len()).filter(|number| !order.contains(number)).collect();
+        let trained = (0..parameters.len()).filter(|number| parameters[*number].is_trained);
+        let mut rest: Vec<usize> = trained.filter(|number| !order.contains(number)).collect();
         if !self.options.find_unused_parameters {
             self.fail_for_unused(&rest)?;
         }
@@ -293,7 +413,6 @@ impl Engine {
         let layouts = buckets(
             &order,
             &parameters,
-            |number| self.options.strategy.place(&parameters[number].info),
             self.communicator.size(),
             self.options.first_bucket_bytes,
             self.options.bucket_bytes,
@@ -302,26 +421,30 @@ impl Engine {
     }
 
     fn fail_for_unused(&self, numbers: &[usize]) -> Result<()> {
-        if numbers.is_empty() {
+        let parameters = self.parameters.all();
+        let trained = numbers
+            .iter()
+            .map(|number| &parameters[*number])
+            .filter(|p| p.is_trained);
+        let names: Vec<_> = trained.map(|parameter| parameter.info.name.clone()).collect();
+        if names.is_empty() {
             return Ok(());
         }
-        let parameters = self.parameters.all();
-        Err(Error::NoGradient {
-            names: numbers
-                .iter()
-                .map(|number| parameters[*number].info.name.clone())
-                .collect(),
-        })
+        Err(Error::NoGradient { names })
     }
 
     fn check_placements(&self, parameters: &[Parameter]) -> Result<()> {
         for parameter in parameters {
-            let placement = self.options.strategy.place(&parameter.info);
-            let reason = match placement {
+            // What the strategy asks for, also where it does not come into force.
+            let reason = match self.strategy.place(&parameter.info) {
                 Placement {
                     parameter: Residence::Sharded,
+                    gradient,
+                    optimizer_state,
                     ..
-                } => "sharded parameters are not there yet in this version; replicate the parameter",
+                } if (gradient, optimizer_state) != (Residence::Sharded, Residence::Sharded) => {
+                    "a sharded parameter is updated by shares; shard its gradient and optimizer state too"
+                }
                 Placement {
                     optimizer_state_tier: Tier::Disk,
                     ..
@@ -334,7 +457,7 @@ impl Engine {
                 _ => continue,
             };
             return Err(Error::UnsupportedPlacement {
-                strategy: self.options.strategy.name().into(),
+                strategy: self.strategy.name().into(),
                 name: parameter.info.name.clone(),
                 reason,
             });
@@ -344,7 +467,7 @@ impl Engine {
 
     /// Compares names and shapes with rank 0's; all ranks report the first rank that differs.
     fn check_same_model(&self, parameters: &[Parameter]) -> Result<()> {
-        let ours: Vec<String> = parameters.iter().map(|parameter| parameter.info.describe()).collect();
+        let ours: Vec<String> = parameters.iter().map(Parameter::describe).collect();
         let text = self.broadcast_text(&ours.join("\n"), 0)?;
         let expected: Vec<&str> = text.split('\n').collect();
         let differs = |number: &usize| ours.get(*number).map(String::as_str) != expected.get(*number).copied();
@@ -372,14 +495,6 @@ impl Engine {
         bytes.resize(length[0] as usize, 0);
         self.communicator.broadcast(&mut bytes, root)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
-    }
-
-    /// Gives all ranks rank 0's values.
-    fn synchronise_values(&self, parameters: &[Parameter]) -> Result<()> {
-        for parameter in parameters {
-            with_elements(&parameter.tensor, |values| self.communicator.broadcast(values, 0))??;
-        }
-        Ok(())
     }
 
     fn optimizer(&self) -> MutexGuard<'_, Option<Optimizer>> {
@@ -410,21 +525,21 @@ fn step_bucket(
         let Some(update) = update_of(slot.parameter) else {
             continue;
         };
-        with_elements(&parameters[slot.parameter].tensor, |values| {
-            for part in bucket.parts.clone() {
-                let place = bucket.place(slot, part);
-                let state = state
-                    .each_mut()
-                    .map(|state| state.get_mut(place.clone()).unwrap_or_default());
-                step_parameter(
-                    rule,
-                    &update,
-                    &mut values[slot.chunk(part)],
-                    bucket.gradient(slot, part),
-                    state,
-                );
-            }
-        })?;
+        for part in bucket.parts.clone() {
+            let place = bucket.place(slot, part);
+            let state = state
+                .each_mut()
+                .map(|state| state.get_mut(place.clone()).unwrap_or_default());
+            let gradient = bucket.gradient(slot, part);
+            parameters[slot.parameter].with_master(slot.chunk(part), |master| match master {
+                Master::Itself(Values::F32(values)) => step_parameter(rule, &update, values, gradient, state),
+                Master::Apart { masters, copy } => {
+                    step_parameter(rule, &update, masters, gradient, state);
+                    copy.round_from(masters);
+                }
+                Master::Itself(_) => {}
+            })?;
+        }
     }
     Ok(())
 }

@@ -59,7 +59,7 @@ pub enum Error {
         name: String,
     },
     /// The dtype of a trained parameter is not supported.
-    #[error("parameter {name:?} is {dtype}; managed parameters are f32 in this version")]
+    #[error("parameter {name:?} is {dtype}; managed parameters are f32, bf16 or f16")]
     UnsupportedDtype {
         /// The parameter.
         name: String,
@@ -114,6 +114,20 @@ pub enum Error {
         name: String,
         /// What does not go together, and what to do.
         reason: &'static str,
+    },
+    /// A scope is asked for a parameter that it does not have.
+    #[error("parameter {name:?} is not gathered here; open the scope with a set that contains it")]
+    NotGathered {
+        /// The parameter.
+        name: String,
+    },
+    /// A parameter cannot be given these values.
+    #[error("parameter {name:?}: {reason}")]
+    Edit {
+        /// The parameter.
+        name: String,
+        /// What is wrong, and what to do.
+        reason: String,
     },
     /// A setting is out of range.
     #[error("{setting} is {value}; expected {expected}")]

@@ -32,11 +32,13 @@
 
 use crate::bucket::{Bucket, Held, Memory};
 use crate::layout::BucketLayout;
-use crate::norm::sum_of_squares;
-use crate::{Error, Residence, Result};
-use candle_core::{CpuStorage, Storage, Tensor};
+use crate::norm::Norm;
+use crate::{Error, Placement, Residence, Result};
+use candle_core::{CpuStorage, DType, Storage, Tensor};
+use half::{bf16, f16};
 use rayon::prelude::*;
-use sconce_collectives::{Buffer, Communicator, Counts, Pending, ReduceOp};
+use sconce_collectives::{Buffer, Communicator, Counts, Element, Pending, ReduceOp};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Elements copied or added by one task.
@@ -253,41 +255,47 @@ impl Gradients {
         self.lock().scale
     }
 
-    /// Returns the L2 norm of the gradients of all ranks together; padding and slots without gradient do not count.
+    /// Returns a norm of the gradients of all ranks together; padding and slots without gradient do not count.
     ///
-    /// Each element counts once, whoever holds it. Sums run part by part in one order whatever is sharded, so the norm
-    /// has the same bits under every strategy.
-    pub(crate) fn norm(&self) -> Result<f64> {
+    /// Each element counts once, whoever holds it. Contributions are joined parameter by parameter and part by part, in
+    /// one order whatever is sharded, so the norm has the same bits under every strategy.
+    pub(crate) fn norm(&self, norm: Norm) -> Result<f64> {
         let scale = f64::from(self.scale());
         let communicator = self.lock().communicator.clone();
         let Some(communicator) = communicator else {
             return Ok(0.0);
         };
         let (rank, world) = (communicator.rank(), communicator.size());
-        let (sums, exchange) = self.with_held(|held, holds| {
-            let mut sums = vec![0.0; held.len() * world];
-            for (bucket, sums) in held.iter().zip(sums.chunks_mut(world)) {
-                for part in bucket.parts.clone() {
-                    let slots = bucket.layout.slots.iter().filter(|slot| holds[slot.parameter]);
-                    let slices: Vec<_> = slots.map(|slot| bucket.gradient(slot, part)).collect();
-                    sums[part] = sum_of_squares(&slices);
+        let (mut parts, exchange) = self.with_held(|held, holds| {
+            let mut parts = vec![0.0; holds.len() * world];
+            for bucket in held {
+                for slot in bucket.layout.slots.iter().filter(|slot| holds[slot.parameter]) {
+                    for part in bucket.parts.clone() {
+                        parts[slot.parameter * world + part] = norm.of_part(bucket.gradient(slot, part));
+                    }
                 }
             }
-            (sums, held.iter().any(|bucket| bucket.parts.len() < world))
+            (parts, held.iter().any(|bucket| bucket.parts.len() < world))
         })?;
-        if !exchange {
-            return Ok(sums.iter().sum::<f64>().sqrt() * scale);
+        if exchange {
+            let parameters = parts.len() / world;
+            let own: Vec<f64> = parts.chunks(world).map(|parts| parts[rank]).collect();
+            let mut all = vec![0.0; parts.len()];
+            communicator.all_gather(&own, &mut all)?;
+            for (position, part) in parts.iter_mut().enumerate() {
+                *part = all[position % world * parameters + position / world];
+            }
         }
-        let own: Vec<f64> = sums.chunks(world).map(|parts| parts[rank]).collect();
-        let mut all = vec![0.0; sums.len()];
-        communicator.all_gather(&own, &mut all)?;
-        let buckets = own.len();
-        let in_order = (0..buckets).flat_map(|bucket| (0..world).map(move |part| (bucket, part)));
-        Ok(in_order
-            .map(|(bucket, part)| all[part * buckets + bucket])
-            .sum::<f64>()
-            .sqrt()
-            * scale)
+        Ok(norm.finish(norm.join(parts.into_iter())) * scale)
+    }
+
+    /// Limits every element of the gradients held to `-limit..=limit`; what is not a number stays so.
+    pub(crate) fn clamp(&self, limit: f32) -> Result<()> {
+        let mut state = self.lock();
+        state.check_complete()?;
+        state.apply_scale()?;
+        state.change_held(|values| values.iter_mut().for_each(|value| *value = value.clamp(-limit, limit)));
+        Ok(())
     }
 
     /// Runs `work` on the parts of all buckets that this rank holds, with a word on which parameters hold a gradient.
@@ -313,15 +321,22 @@ impl Gradients {
     /// `own_part` fills this rank's part of a bucket of sharded state; `take` gets the whole bucket.
     pub(crate) fn exchange_parts(
         &self,
-        own_part: impl Fn(&BucketLayout, &mut [f32]) -> Result<()>,
-        take: impl Fn(&BucketLayout, &[f32]) -> Result<()>,
+        own_part: impl Fn(&BucketLayout, &mut [u8]) -> Result<()>,
+        take: impl Fn(&BucketLayout, &[u8]) -> Result<()>,
     ) -> Result<()> {
         let mut state = self.lock();
         let state = &mut *state;
         let Some(communicator) = state.communicator.clone() else {
             return Ok(());
         };
-        let is_exchanged = |layout: &BucketLayout| layout.placement.optimizer_state == Residence::Sharded;
+        let is_exchanged = |layout: &BucketLayout| {
+            let Placement {
+                parameter,
+                optimizer_state,
+                ..
+            } = layout.placement;
+            (parameter, optimizer_state) == (Residence::Replicated, Residence::Sharded)
+        };
         let numbers: Vec<_> = (0..state.buckets.len())
             .filter(|n| is_exchanged(&state.buckets[*n].layout))
             .collect();
@@ -339,16 +354,18 @@ impl Gradients {
                 _ => return Err(INCOMPLETE),
             };
             let layout = &state.buckets[number].layout;
-            let (elements, part_elements) = (layout.elements(), layout.part_elements);
             own_part(
                 layout,
-                &mut buffer.as_mut_slice::<f32>()[layout.part(communicator.rank())],
+                &mut buffer.as_mut_slice()[bytes_of(layout, layout.part(communicator.rank()))],
             )?;
+            let exchange = match layout.dtype {
+                DType::F32 => exchange::<f32>,
+                DType::BF16 => exchange::<bf16>,
+                _ => exchange::<f16>,
+            };
+            let (elements, part_elements) = (layout.elements(), layout.part_elements);
             let pending = communicator.run_behind(buffer, move |buffer, group| {
-                group.all_gather_in_place(
-                    &mut buffer.as_mut_slice::<f32>()[..elements],
-                    Counts::Equal(part_elements),
-                )
+                exchange(buffer, elements, part_elements, group)
             });
             under_way.push_back((number, pending));
         }
@@ -365,6 +382,22 @@ impl Gradients {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns where elements of a bucket lie when they are values, in the dtype of its parameters.
+pub(crate) fn bytes_of(layout: &BucketLayout, elements: Range<usize>) -> Range<usize> {
+    let size = layout.dtype.size_in_bytes();
+    elements.start * size..elements.end * size
+}
+
+fn exchange<T: Element>(
+    buffer: &mut Buffer,
+    elements: usize,
+    part_elements: usize,
+    group: &dyn Communicator,
+) -> sconce_collectives::Result<()> {
+    let values = &mut buffer.as_mut_slice::<T>()[..elements];
+    group.all_gather_in_place(values, Counts::Equal(part_elements))
 }
 
 impl State {
@@ -387,22 +420,24 @@ impl State {
         if scale == 1.0 {
             return Ok(());
         }
-        let multiply = |values: &mut [f32]| {
-            let blocks = values.par_chunks_mut(BLOCK);
-            blocks.for_each(|block| block.iter_mut().for_each(|value| *value *= scale));
-        };
+        self.change_held(|values| values.iter_mut().for_each(|value| *value *= scale));
+        Ok(())
+    }
+
+    /// Changes the gradients held, block by block.
+    fn change_held(&mut self, change: impl Fn(&mut [f32]) + Sync) {
+        let in_blocks = |values: &mut [f32]| values.par_chunks_mut(BLOCK).for_each(&change);
         for bucket in &mut self.buckets {
             match &mut bucket.memory {
                 Memory::Here(buffer) => {
                     for slot in bucket.layout.slots.iter().filter(|slot| self.holds[slot.parameter]) {
                         let places = (0..bucket.layout.parts).map(|part| bucket.layout.place(slot, part));
-                        places.for_each(|place| multiply(&mut buffer.as_mut_slice::<f32>()[place]));
+                        places.for_each(|place| in_blocks(&mut buffer.as_mut_slice::<f32>()[place]));
                     }
                 }
-                _ => multiply(&mut bucket.shard),
+                _ => in_blocks(&mut bucket.shard),
             }
         }
-        Ok(())
     }
 
     fn add(&mut self, parameter: usize, gradient: &Tensor) -> Result<()> {
@@ -412,7 +447,7 @@ impl State {
                 hint: "call accelerator.backward(&loss) (or Engine::backward) instead of loss.backward()",
             });
         }
-        let gradient = gradient.contiguous()?;
+        let gradient = gradient.to_dtype(DType::F32)?.contiguous()?;
         let (storage, layout) = gradient.storage_and_layout();
         let Storage::Cpu(CpuStorage::F32(values)) = &*storage else {
             return Err(Error::Candle(candle_core::Error::msg(format!(
@@ -446,7 +481,7 @@ impl State {
     }
 
     /// Runs `work` on every chunk of a parameter's slot, with the range of the parameter's elements in it.
-    fn for_each_chunk(&mut self, parameter: usize, work: impl Fn(&mut [f32], std::ops::Range<usize>)) -> Result<()> {
+    fn for_each_chunk(&mut self, parameter: usize, work: impl Fn(&mut [f32], Range<usize>)) -> Result<()> {
         let (bucket, slot) = self.places[parameter];
         let Bucket { layout, memory, .. } = &mut self.buckets[bucket];
         let Memory::Here(buffer) = memory else {
@@ -557,14 +592,15 @@ impl State {
     fn take_back(
         &mut self,
         under_way: &mut std::collections::VecDeque<(usize, Pending<Buffer>)>,
-        take: &impl Fn(&BucketLayout, &[f32]) -> Result<()>,
+        take: &impl Fn(&BucketLayout, &[u8]) -> Result<()>,
     ) -> Result<()> {
         let Some((number, pending)) = under_way.pop_front() else {
             return Ok(());
         };
         let buffer = pending.wait()?;
         let bucket = &mut self.buckets[number];
-        take(&bucket.layout, &buffer.as_slice::<f32>()[..bucket.layout.elements()])?;
+        let layout = &bucket.layout;
+        take(layout, &buffer.as_slice()[bytes_of(layout, 0..layout.elements())])?;
         if bucket.is_sharded() {
             self.passing.push(buffer);
         } else {

@@ -4,9 +4,10 @@
 //! backward, when every consumer of the parameter has contributed: the gradient goes straight into its bucket, and
 //! `None` keeps it out of candle's gradient store.
 
-use crate::gradients::Gradients;
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
-use std::sync::{Arc, Mutex, PoisonError};
+use crate::parameters::Receivers;
+use candle_core::op::BackpropOp;
+use candle_core::{CpuStorage, CustomOp1, Device, Layout, Result, Shape, Storage, Tensor, Var};
+use std::sync::{Mutex, PoisonError};
 
 /// The op that hands a parameter's data out and takes its gradient in.
 pub(crate) struct GradientHook {
@@ -14,19 +15,17 @@ pub(crate) struct GradientHook {
     shape: Shape,
     /// The data, until the op has run.
     data: Mutex<Option<CpuStorage>>,
-    gradients: Arc<Gradients>,
+    receivers: Receivers,
 }
 
 impl GradientHook {
-    pub(crate) fn new(number: usize, data: Tensor, gradients: Arc<Gradients>) -> crate::Result<Self> {
-        let shape = data.shape().clone();
-        let storage = CpuStorage::F32(data.flatten_all()?.to_vec1::<f32>()?);
-        Ok(Self {
+    pub(crate) fn new(number: usize, shape: Shape, data: CpuStorage, receivers: Receivers) -> Self {
+        Self {
             number,
             shape,
-            data: Mutex::new(Some(storage)),
-            gradients,
-        })
+            data: Mutex::new(Some(data)),
+            receivers,
+        }
     }
 }
 
@@ -44,7 +43,27 @@ impl CustomOp1 for GradientHook {
     }
 
     fn bwd(&self, _anchor: &Tensor, _parameter: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        self.gradients.accept(self.number, gradient)?;
+        self.receivers.gradients.accept(self.number, gradient)?;
+        if let Some(units) = self.receivers.units.upgrade() {
+            units.gradient_came(self.number)?;
+        }
         Ok(None)
+    }
+}
+
+/// Makes the leaf that makes a parameter reachable for backward: shape and identity, no data.
+///
+/// The leaf is seen only by the hook, which ignores its storage.
+pub(crate) fn anchor(shape: &Shape, device: &Device) -> crate::Result<Tensor> {
+    match device {
+        Device::Cpu => {
+            let empty = Storage::Cpu(CpuStorage::F32(Vec::new()));
+            let leaf = Tensor::from_storage(empty, shape.clone(), BackpropOp::none(), true);
+            Ok(Var::from_tensor(&leaf)?.into_inner())
+        }
+        other => Err(candle_core::Error::msg(format!(
+            "managed parameters on {other:?}: this version trains on the CPU; build the model on Device::Cpu"
+        ))
+        .into()),
     }
 }

@@ -15,7 +15,8 @@
 //! order and come to the same bits.
 
 use crate::Placement;
-use crate::parameters::Parameter;
+use crate::parameters::{Parameter, chunk_of};
+use candle_core::DType;
 use std::ops::Range;
 
 /// Elements to which every chunk is aligned: one cache line of f32.
@@ -28,8 +29,8 @@ pub(crate) struct Slot {
     pub(crate) parameter: usize,
     /// Elements of the parameter.
     elements: usize,
-    /// Elements of each of its chunks; the last ones may be shorter, or empty.
-    chunk: usize,
+    /// Parts that it is cut into; the last chunks may be shorter, or empty.
+    parts: usize,
     /// Where its chunks begin within each part.
     offset: usize,
 }
@@ -38,6 +39,8 @@ pub(crate) struct Slot {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BucketLayout {
     pub(crate) placement: Placement,
+    /// Dtype of the parameters' values; gradients are f32 always.
+    pub(crate) dtype: DType,
     pub(crate) slots: Vec<Slot>,
     pub(crate) parts: usize,
     /// Elements of each part, padding included.
@@ -47,7 +50,7 @@ pub(crate) struct BucketLayout {
 impl Slot {
     /// Returns the parameter's elements that lie in `part`.
     pub(crate) fn chunk(&self, part: usize) -> Range<usize> {
-        (part * self.chunk).min(self.elements)..((part + 1) * self.chunk).min(self.elements)
+        chunk_of(self.elements, part, self.parts)
     }
 
     /// Returns where they lie within the part.
@@ -57,23 +60,24 @@ impl Slot {
 }
 
 impl BucketLayout {
-    fn new(placement: Placement, parts: usize) -> Self {
+    pub(crate) fn new(placement: Placement, dtype: DType, parts: usize) -> Self {
         Self {
             placement,
+            dtype,
             slots: Vec::new(),
             parts,
             part_elements: 0,
         }
     }
 
-    fn push(&mut self, parameter: usize, elements: usize) {
-        let chunk = elements.div_ceil(self.parts);
+    pub(crate) fn push(&mut self, parameter: usize, elements: usize) {
         self.slots.push(Slot {
             parameter,
             elements,
-            chunk,
+            parts: self.parts,
             offset: self.part_elements,
         });
+        let chunk = chunk_of(elements, 0, self.parts).len();
         self.part_elements = (self.part_elements + chunk).next_multiple_of(ALIGNMENT);
     }
 
@@ -99,7 +103,6 @@ impl BucketLayout {
 pub(crate) fn buckets(
     order: &[usize],
     parameters: &[Parameter],
-    placement_of: impl Fn(usize) -> Placement,
     parts: usize,
     first: usize,
     others: usize,
@@ -107,12 +110,12 @@ pub(crate) fn buckets(
     let mut closed: Vec<BucketLayout> = Vec::new();
     let mut open: Vec<BucketLayout> = Vec::new();
     for &parameter in order {
-        let placement = placement_of(parameter);
+        let (placement, dtype) = (parameters[parameter].placement, parameters[parameter].tensor.dtype());
         let number = open
             .iter()
-            .position(|bucket| bucket.placement == placement)
+            .position(|bucket| (bucket.placement, bucket.dtype) == (placement, dtype))
             .unwrap_or_else(|| {
-                open.push(BucketLayout::new(placement, parts));
+                open.push(BucketLayout::new(placement, dtype, parts));
                 open.len() - 1
             });
         open[number].push(parameter, parameters[parameter].info.elements());
@@ -139,7 +142,7 @@ mod tests {
     #[test]
     fn chunks_cover_every_element_once_and_do_not_overlap() {
         for (parts, sizes) in [(1, vec![5, 0, 40]), (3, vec![1, 2, 7, 100]), (4, vec![3, 33, 1, 16])] {
-            let mut bucket = BucketLayout::new(PLACEMENT, parts);
+            let mut bucket = BucketLayout::new(PLACEMENT, DType::F32, parts);
             sizes
                 .iter()
                 .enumerate()

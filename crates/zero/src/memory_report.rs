@@ -3,19 +3,25 @@
 /// Bytes held on this rank, by what they are for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryReport {
-    /// Values that the model computes with.
+    /// Values that the model computes with: of a sharded parameter this rank's share.
     pub parameters: u64,
+    /// f32 values behind bf16 and f16 parameters.
+    pub masters: u64,
     /// Gradients that last from one backward to the step.
     pub gradients: u64,
     /// What the optimizer keeps; 0 before the first step.
     pub optimizer_state: u64,
     /// Buffers through which sharded gradients and updated values pass.
     pub buffers: u64,
+    /// Sharded parameters that are gathered now.
+    pub gathered: u64,
+    /// The most that was gathered at once.
+    pub gathered_peak: u64,
 }
 
 impl MemoryReport {
-    /// Returns all bytes together.
+    /// Returns all bytes held now.
     pub fn total(&self) -> u64 {
-        self.parameters + self.gradients + self.optimizer_state + self.buffers
+        self.parameters + self.masters + self.gradients + self.optimizer_state + self.buffers + self.gathered
     }
 }

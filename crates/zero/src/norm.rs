@@ -1,6 +1,6 @@
 //! The global norm of gradients.
 //!
-//! Squares are summed in f64 over blocks of fixed size and the blocks in order, so the result does not depend on the
+//! Powers are summed in f64 over blocks of fixed size and the blocks in order, so the result does not depend on the
 //! number of threads, and f32 overflow cannot happen.
 
 use rayon::prelude::*;
@@ -8,53 +8,129 @@ use rayon::prelude::*;
 /// Elements summed by one task.
 const BLOCK: usize = 1 << 15;
 
-/// Returns the sum of squares of all slices.
-pub(crate) fn sum_of_squares(slices: &[&[f32]]) -> f64 {
-    let blocks: Vec<&[f32]> = slices.iter().flat_map(|slice| slice.chunks(BLOCK)).collect();
-    let sums: Vec<f64> = blocks.par_iter().map(|block| of_block(block)).collect();
-    sums.iter().sum()
+/// A vector norm, as in PyTorch's `clip_grad_norm_(norm_type=...)`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Norm {
+    /// The sum of magnitudes.
+    L1,
+    /// The root of the sum of squares.
+    #[default]
+    L2,
+    /// The cube root of the sum of cubed magnitudes.
+    L3,
+    /// The largest magnitude.
+    Infinity,
 }
 
-#[multiversion::multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma", "aarch64+neon"))]
-fn of_block(block: &[f32]) -> f64 {
-    const LANES: usize = 16;
-    let mut lanes = [0f64; LANES];
-    let chunks = block.chunks_exact(LANES);
-    let rest: f64 = chunks
-        .remainder()
-        .iter()
-        .map(|value| f64::from(*value) * f64::from(*value))
-        .sum();
-    for chunk in chunks {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            let value = f64::from(*value);
-            *lane += value * value;
+impl Norm {
+    /// Returns what parts of a vector contribute: the sum of powers, or the largest magnitude.
+    pub(crate) fn of_part(self, slice: &[f32]) -> f64 {
+        let blocks: Vec<&[f32]> = slice.chunks(BLOCK).collect();
+        let parts: Vec<f64> = blocks.par_iter().map(|block| self.of_block(block)).collect();
+        self.join(parts.into_iter())
+    }
+
+    /// Joins the contributions of parts, in their order.
+    pub(crate) fn join(self, parts: impl Iterator<Item = f64>) -> f64 {
+        match self {
+            Self::Infinity => parts.fold(0.0, larger),
+            _ => parts.sum(),
         }
     }
-    lanes.iter().sum::<f64>() + rest
+
+    /// Returns the norm of a vector from its contribution.
+    pub(crate) fn finish(self, joined: f64) -> f64 {
+        match self {
+            Self::L1 | Self::Infinity => joined,
+            Self::L2 => joined.sqrt(),
+            Self::L3 => joined.cbrt(),
+        }
+    }
+
+    fn of_block(self, block: &[f32]) -> f64 {
+        match self {
+            Self::L1 => magnitudes(block),
+            Self::L2 => squares(block),
+            Self::L3 => cubes(block),
+            Self::Infinity => block
+                .iter()
+                .fold(0.0, |most, value| larger(most, f64::from(value.abs()))),
+        }
+    }
+}
+
+/// Returns the larger number; unlike `max`, keeps what is not a number.
+fn larger(a: f64, b: f64) -> f64 {
+    if a.is_nan() || a > b { a } else { b }
+}
+
+macro_rules! sums_of_powers {
+    ($($name:ident: $power:expr;)*) => {$(
+        #[multiversion::multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma", "aarch64+neon"))]
+        fn $name(block: &[f32]) -> f64 {
+            const LANES: usize = 16;
+            let power: fn(f64) -> f64 = $power;
+            let mut lanes = [0f64; LANES];
+            let chunks = block.chunks_exact(LANES);
+            let rest: f64 = chunks.remainder().iter().map(|value| power(f64::from(*value))).sum();
+            for chunk in chunks {
+                for (lane, value) in lanes.iter_mut().zip(chunk) {
+                    *lane += power(f64::from(*value));
+                }
+            }
+            lanes.iter().sum::<f64>() + rest
+        }
+    )*};
+}
+sums_of_powers! {
+    magnitudes: |value| value.abs();
+    squares: |value| value * value;
+    cubes: |value| (value * value * value).abs();
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_sum_equals_a_plain_f64_sum_and_does_not_depend_on_threads() {
-        let values: Vec<f32> = (0..100_003).map(|i| (i as f32).sin() * 1e3).collect();
-        let plain: f64 = values.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
-        let slices = [&values[..17], &values[17..17], &values[17..]];
-        let with = |threads| {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            pool.install(|| sum_of_squares(&slices))
-        };
-        assert!((with(1) / plain - 1.0).abs() < 1e-12);
-        assert_eq!(with(1).to_bits(), with(3).to_bits());
+    const ALL: [Norm; 4] = [Norm::L1, Norm::L2, Norm::L3, Norm::Infinity];
+
+    fn plain(norm: Norm, values: &[f32]) -> f64 {
+        let magnitudes = values.iter().map(|value| f64::from(*value).abs());
+        match norm {
+            Norm::L1 => magnitudes.sum(),
+            Norm::L2 => magnitudes.map(|value| value.powi(2)).sum::<f64>().sqrt(),
+            Norm::L3 => magnitudes.map(|value| value.powi(3)).sum::<f64>().powf(1.0 / 3.0),
+            Norm::Infinity => magnitudes.fold(0.0, f64::max),
+        }
     }
 
     #[test]
-    fn large_values_do_not_overflow_and_nan_shows() {
-        assert!((sum_of_squares(&[&[3e30, 4e30]]).sqrt() / 5e30 - 1.0).abs() < 1e-6);
-        assert!(sum_of_squares(&[&[1.0, f32::NAN]]).is_nan());
-        assert_eq!(sum_of_squares(&[]), 0.0);
+    fn norms_equal_their_formulas_and_do_not_depend_on_threads() {
+        let values: Vec<f32> = (0..100_003).map(|i| (i as f32).sin() * 1e3).collect();
+        for norm in ALL {
+            let with = |threads| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                pool.install(|| norm.of_part(&values))
+            };
+            assert!(
+                (norm.finish(with(1)) / plain(norm, &values) - 1.0).abs() < 1e-12,
+                "{norm:?}"
+            );
+            assert_eq!(with(1).to_bits(), with(3).to_bits());
+        }
+    }
+
+    #[test]
+    fn large_values_do_not_overflow_what_is_not_a_number_shows_and_nothing_has_norm_0() {
+        assert!((Norm::L2.finish(Norm::L2.of_part(&[3e30, 4e30])) / 5e30 - 1.0).abs() < 1e-6);
+        for norm in ALL {
+            assert!(norm.finish(norm.of_part(&[1.0, f32::NAN, 2.0])).is_nan(), "{norm:?}");
+            assert!(
+                norm.finish(norm.of_part(&[1.0, f32::INFINITY])).is_infinite(),
+                "{norm:?}"
+            );
+            assert_eq!(norm.finish(norm.join(std::iter::empty())), 0.0);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Settings of an engine.
 
-use crate::{DataParallel, LossScaling, ShardingStrategy};
+use crate::{DataParallel, LossScaling, ParameterSet, ShardingStrategy};
 use std::path::PathBuf;
 
 /// Settings of an [`Engine`](crate::Engine).
@@ -8,6 +8,8 @@ use std::path::PathBuf;
 pub struct EngineOptions {
     /// Where state lives.
     pub strategy: Box<dyn ShardingStrategy>,
+    /// Parameters that are not trained: they get no gradient and no optimizer state, but are sharded and saved as others.
+    pub frozen: ParameterSet,
     /// How losses are scaled before the backward; `None` takes them as they are.
     pub loss_scaling: Option<LossScaling>,
     /// Allows parameters that get no gradient; they are not updated in a step in which no rank used them.
@@ -27,6 +29,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             strategy: Box::new(DataParallel),
+            frozen: ParameterSet::none(),
             loss_scaling: None,
             find_unused_parameters: false,
             first_bucket_bytes: 1 << 20,

@@ -1,11 +1,17 @@
-//! The parameters that a model created: names, tensors, and the anchors through which gradients are caught.
+//! The parameters that a model created: names, tensors, where the optimizer finds their values, and their units.
 
 use crate::gradients::Gradients;
-use crate::hook::GradientHook;
-use crate::{Error, Result};
-use candle_core::{CpuStorage, DType, Device, Shape, Storage, Tensor, TensorId, Var, op::BackpropOp};
+use crate::hook::{GradientHook, anchor};
+use crate::shard::{Chunk, Shard};
+use crate::storage::{Values, is_managed_dtype, with_values, zeros};
+use crate::units::Units;
+use crate::{Error, ParameterSet, Placement, Residence, Result, ShardingStrategy, Tier};
+use candle_core::op::BackpropOp;
+use candle_core::{CpuStorage, DType, Device, Shape, Storage, Tensor, TensorId};
+use half::{bf16, f16};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// What a strategy knows of a parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,23 +27,163 @@ impl ParameterInfo {
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
-
-    pub(crate) fn describe(&self) -> String {
-        format!("{:?} {:?}", self.name, self.shape)
-    }
 }
 
 /// A parameter under management.
 #[derive(Debug, Clone)]
 pub(crate) struct Parameter {
     pub(crate) info: Arc<ParameterInfo>,
-    /// What the model computes with: the data, recorded as the result of the hook.
+    /// What the model computes with: the data, recorded as the result of the hook if it is trained.
     pub(crate) tensor: Tensor,
+    pub(crate) placement: Placement,
+    pub(crate) is_trained: bool,
+    pub(crate) home: Home,
+}
+
+/// Where the values are that the optimizer updates.
+#[derive(Debug, Clone)]
+pub(crate) enum Home {
+    /// In the tensor itself, or nowhere: it is not trained.
+    Tensor,
+    /// In f32, beside a tensor of another dtype.
+    Beside(Arc<Mutex<Masters>>),
+    /// In a unit that is still being built.
+    Unbuilt,
+    /// In a slot of a shard; the tensor is empty but for when it is gathered.
+    Shard { shard: Arc<Shard>, slot: usize },
+}
+
+/// The f32 values behind a range of a tensor's elements.
+#[derive(Debug)]
+pub(crate) struct Masters {
+    start: usize,
+    values: Vec<f32>,
+}
+
+/// Values that an optimizer updates.
+#[derive(Debug)]
+pub(crate) enum Master<'a> {
+    /// The values that the model computes with.
+    Itself(Values<'a>),
+    /// f32 values; those that the model computes with are their copy.
+    Apart { masters: &'a mut [f32], copy: Values<'a> },
+}
+
+impl Parameter {
+    /// Describes what all ranks must agree on.
+    pub(crate) fn describe(&self) -> String {
+        let ParameterInfo { name, shape } = &*self.info;
+        let frozen = if self.is_trained { "" } else { " frozen" };
+        let sharded = match self.placement.parameter {
+            Residence::Replicated => "",
+            Residence::Sharded => " sharded",
+        };
+        match self.tensor.dtype() {
+            DType::F32 => format!("{name:?} {shape:?}{frozen}{sharded}"),
+            dtype => format!("{name:?} {shape:?} {}{frozen}{sharded}", dtype.as_str()),
+        }
+    }
+
+    /// Runs `work` on elements `chunk` as the optimizer updates them; of a sharded parameter that is this rank's chunk.
+    pub(crate) fn with_master<R>(&self, chunk: Range<usize>, work: impl FnOnce(Master<'_>) -> R) -> Result<R> {
+        match &self.home {
+            Home::Shard { shard, slot } => Ok(shard.with_master(*slot, work)),
+            Home::Beside(masters) => {
+                let mut masters = masters.lock().unwrap_or_else(PoisonError::into_inner);
+                let within = chunk.start - masters.start..chunk.end - masters.start;
+                let masters = &mut masters.values[within];
+                let outcome = with_values(&self.tensor, |values| {
+                    work(Master::Apart {
+                        masters,
+                        copy: values.slice(chunk),
+                    })
+                });
+                Ok(outcome?)
+            }
+            Home::Tensor | Home::Unbuilt => Ok(with_values(&self.tensor, |values| {
+                work(Master::Itself(values.slice(chunk)))
+            })?),
+        }
+    }
+
+    /// Gives a replicated parameter rank 0's values on all ranks, and drops masters that other ranks update.
+    pub(crate) fn synchronise(&self, group: &dyn sconce_collectives::Communicator) -> Result<()> {
+        match &self.home {
+            Home::Shard { .. } | Home::Unbuilt => Ok(()),
+            Home::Tensor => with_values(&self.tensor, |values| match values {
+                Values::F32(values) => group.broadcast(values, 0),
+                Values::Bf16(values) => group.broadcast(values, 0),
+                Values::F16(values) => group.broadcast(values, 0),
+            })?
+            .map_err(Error::from),
+            Home::Beside(masters) => {
+                let mut masters = masters.lock().unwrap_or_else(PoisonError::into_inner);
+                if masters.values.len() == self.info.elements() {
+                    group.broadcast(&mut masters.values, 0)?;
+                    with_values(&self.tensor, |values| values.round_from(&masters.values))?;
+                }
+                if self.placement.optimizer_state == Residence::Sharded {
+                    let chunk = chunk_of(self.info.elements(), group.rank(), group.size());
+                    masters.values = masters.values[chunk.clone()].to_vec();
+                    masters.start = chunk.start;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Replaces the values on this rank, wherever they are; a gathered copy of a sharded parameter stays as it was.
+    pub(crate) fn assign(&self, values: &[f32], rank: usize, world: usize) -> Result<()> {
+        match &self.home {
+            Home::Tensor | Home::Unbuilt => Ok(with_values(&self.tensor, |whole| whole.round_from(values))?),
+            Home::Beside(masters) => {
+                let mut masters = masters.lock().unwrap_or_else(PoisonError::into_inner);
+                let range = masters.start..masters.start + masters.values.len();
+                masters.values.copy_from_slice(&values[range]);
+                Ok(with_values(&self.tensor, |whole| whole.round_from(values))?)
+            }
+            Home::Shard { shard, slot } => {
+                let own = &values[chunk_of(values.len(), rank, world)];
+                shard.with_master(*slot, |master| match master {
+                    Master::Itself(values) => values.round_from(own),
+                    Master::Apart { masters, copy } => {
+                        masters.copy_from_slice(own);
+                        copy.round_from(own);
+                    }
+                });
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns the bytes held of the values that the model computes with while they are not gathered, and of masters.
+    pub(crate) fn bytes(&self) -> (usize, usize) {
+        let whole = self.info.elements() * self.tensor.dtype().size_in_bytes();
+        match &self.home {
+            Home::Tensor => (whole, 0),
+            Home::Beside(masters) => {
+                let masters = masters.lock().unwrap_or_else(PoisonError::into_inner);
+                (whole, masters.values.len() * size_of::<f32>())
+            }
+            // Counted by shard, since padding belongs to the shard.
+            Home::Shard { .. } | Home::Unbuilt => (0, 0),
+        }
+    }
+}
+
+/// Returns the elements of a parameter that belong to a rank.
+pub(crate) fn chunk_of(elements: usize, rank: usize, world: usize) -> Range<usize> {
+    let chunk = elements.div_ceil(world);
+    (rank * chunk).min(elements)..((rank + 1) * chunk).min(elements)
 }
 
 /// All parameters of a model, in order of creation.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Parameters {
+    strategy: Arc<dyn ShardingStrategy>,
+    frozen: ParameterSet,
+    rank: usize,
+    world: usize,
     registered: Mutex<Registered>,
 }
 
@@ -45,22 +191,59 @@ pub(crate) struct Parameters {
 struct Registered {
     parameters: Vec<Parameter>,
     by_name: BTreeMap<String, usize>,
+    units: Vec<UnitOfParameters>,
+    shards: Vec<Arc<Shard>>,
+    /// Units being built, the innermost last, with the chunks for their shards.
+    open: Vec<(usize, Vec<Chunk>)>,
     /// Set when places and state have been given to the parameters there are.
     sealed: bool,
 }
 
+/// A unit as the model declared it.
+#[derive(Debug, Clone)]
+pub(crate) struct UnitOfParameters {
+    pub(crate) name: String,
+    /// The parameters asked for while it was built, those of units inside it excepted.
+    pub(crate) parameters: Vec<usize>,
+}
+
+/// Who takes what happens in a backward.
+#[derive(Debug, Clone)]
+pub(crate) struct Receivers {
+    pub(crate) gradients: Arc<Gradients>,
+    /// Weak, because units know the parameters.
+    pub(crate) units: Weak<Units>,
+}
+
 impl Parameters {
+    pub(crate) fn new(
+        strategy: Arc<dyn ShardingStrategy>,
+        frozen: ParameterSet,
+        (rank, world): (usize, usize),
+    ) -> Self {
+        Self {
+            strategy,
+            frozen,
+            rank,
+            world,
+            registered: Mutex::default(),
+        }
+    }
+
     /// Puts data under management and returns the tensor for the model; asked again, returns the same tensor.
+    ///
+    /// `load` returns a range of the parameter's elements.
     pub(crate) fn register(
         &self,
         name: &str,
         shape: &Shape,
         dtype: DType,
         device: &Device,
-        gradients: &Arc<Gradients>,
-        load: impl FnOnce() -> Result<Tensor>,
+        receivers: &Receivers,
+        load: impl FnOnce(Range<usize>) -> Result<Vec<f32>>,
     ) -> Result<Tensor> {
         let mut registered = self.lock();
+        let registered = &mut *registered;
         if let Some(number) = registered.by_name.get(name) {
             let known = &registered.parameters[*number].tensor;
             if known.shape() != shape || known.dtype() != dtype {
@@ -70,30 +253,122 @@ impl Parameters {
                     second: format!("{} {:?}", dtype.as_str(), shape.dims()),
                 });
             }
-            return Ok(known.clone());
+            let known = known.clone();
+            registered.enter_into_unit(*number);
+            return Ok(known);
         }
         if registered.sealed {
             return Err(Error::LateParameter { name: name.into() });
         }
-        if dtype != DType::F32 {
+        if !is_managed_dtype(dtype) {
             return Err(Error::UnsupportedDtype {
                 name: name.into(),
                 dtype: dtype.as_str(),
             });
         }
         let number = registered.parameters.len();
-        let hook = GradientHook::new(number, load()?, Arc::clone(gradients))?;
-        let tensor = anchor(shape, device)?.apply_op1(hook)?;
         let info = Arc::new(ParameterInfo {
             name: name.into(),
             shape: shape.dims().to_vec(),
         });
-        registered.by_name.insert(name.into(), number);
+        let is_trained = !self.frozen.contains(&info);
+        let mut placement = self.strategy.place(&info);
+        if registered.open.is_empty() {
+            // Nobody says when it is used, so it has to be there always.
+            placement.parameter = Residence::Replicated;
+            placement.parameter_tier = Tier::Device;
+        }
+        let is_sharded = placement.parameter == Residence::Sharded;
+        let elements = info.elements();
+        let own = if is_sharded {
+            chunk_of(elements, self.rank, self.world)
+        } else {
+            0..elements
+        };
+        let values = load(own)?;
+        let data = if is_sharded {
+            zeros(dtype, elements)?
+        } else {
+            rounded(dtype, &values)
+        };
+        let tensor = if is_trained {
+            let hook = GradientHook::new(number, shape.clone(), data, receivers.clone());
+            anchor(shape, device)?.apply_op1(hook)?
+        } else {
+            Tensor::from_storage(Storage::Cpu(data), shape.clone(), BackpropOp::none(), false)
+        };
+        let home = if is_sharded {
+            crate::release::release(&tensor)?;
+            Home::Unbuilt
+        } else if is_trained && dtype != DType::F32 {
+            Home::Beside(Arc::new(Mutex::new(Masters {
+                start: 0,
+                values: values.clone(),
+            })))
+        } else {
+            Home::Tensor
+        };
         registered.parameters.push(Parameter {
             info,
             tensor: tensor.clone(),
+            placement,
+            is_trained,
+            home,
         });
+        registered.by_name.insert(name.into(), number);
+        registered.enter_into_unit(number);
+        if let Some((_, chunks)) = registered.open.last_mut().filter(|_| is_sharded) {
+            chunks.push(Chunk {
+                parameter: number,
+                tensor: tensor.clone(),
+                elements,
+                values,
+            });
+        }
         Ok(tensor)
+    }
+
+    /// Begins a unit; parameters that are asked for until it is closed belong to it. Returns its number.
+    pub(crate) fn open_unit(&self, name: &str) -> usize {
+        let mut registered = self.lock();
+        let number = registered.units.len();
+        registered.units.push(UnitOfParameters {
+            name: name.into(),
+            parameters: Vec::new(),
+        });
+        registered.open.push((number, Vec::new()));
+        number
+    }
+
+    /// Ends the innermost unit, and lays its sharded parameters out.
+    pub(crate) fn close_unit(&self) -> Result<()> {
+        let mut registered = self.lock();
+        let Some((unit, chunks)) = registered.open.pop() else {
+            return Ok(());
+        };
+        let mut groups: Vec<(DType, bool, Placement, Vec<Chunk>)> = Vec::new();
+        for chunk in chunks {
+            let parameter = &registered.parameters[chunk.parameter];
+            let key = (parameter.tensor.dtype(), parameter.is_trained, parameter.placement);
+            match groups.iter_mut().find(|group| (group.0, group.1, group.2) == key) {
+                Some(group) => group.3.push(chunk),
+                None => groups.push((key.0, key.1, key.2, vec![chunk])),
+            }
+        }
+        for (dtype, is_trained, placement, chunks) in groups {
+            let numbers: Vec<_> = chunks.iter().map(|chunk| chunk.parameter).collect();
+            let place = (self.rank, self.world);
+            let name = &registered.units[unit].name;
+            let shard = Arc::new(Shard::new(name, placement, dtype, is_trained, chunks, place)?);
+            for (slot, number) in numbers.into_iter().enumerate() {
+                registered.parameters[number].home = Home::Shard {
+                    shard: Arc::clone(&shard),
+                    slot,
+                };
+            }
+            registered.shards.push(shard);
+        }
+        Ok(())
     }
 
     /// Refuses further parameters; those there are can still be asked for.
@@ -106,13 +381,20 @@ impl Parameters {
         self.lock().parameters.clone()
     }
 
-    /// Returns the number of each parameter by its tensor; for look-ups only, the order of the map means nothing.
+    /// Returns the units declared so far, and all shards.
+    pub(crate) fn units(&self) -> (Vec<UnitOfParameters>, Vec<Arc<Shard>>) {
+        let registered = self.lock();
+        (registered.units.clone(), registered.shards.clone())
+    }
+
+    /// Returns the number of each trained parameter by its tensor; for look-ups only, the order of the map means nothing.
     pub(crate) fn numbers(&self) -> HashMap<TensorId, usize> {
         let registered = self.lock();
         registered
             .parameters
             .iter()
             .enumerate()
+            .filter(|(_, p)| p.is_trained)
             .map(|(number, p)| (p.tensor.id(), number))
             .collect()
     }
@@ -122,19 +404,21 @@ impl Parameters {
     }
 }
 
-/// Makes the leaf that makes a parameter reachable for backward: shape and identity, no data.
-///
-/// The leaf is seen only by the hook, which ignores its storage.
-fn anchor(shape: &Shape, device: &Device) -> Result<Tensor> {
-    match device {
-        Device::Cpu => {
-            let empty = Storage::Cpu(CpuStorage::F32(Vec::new()));
-            let leaf = Tensor::from_storage(empty, shape.clone(), BackpropOp::none(), true);
-            Ok(Var::from_tensor(&leaf)?.into_inner())
+impl Registered {
+    fn enter_into_unit(&mut self, parameter: usize) {
+        if let Some((unit, _)) = self.open.last() {
+            let parameters = &mut self.units[*unit].parameters;
+            if !parameters.contains(&parameter) {
+                parameters.push(parameter);
+            }
         }
-        other => Err(candle_core::Error::msg(format!(
-            "managed parameters on {other:?}: this version trains on the CPU; build the model on Device::Cpu"
-        ))
-        .into()),
+    }
+}
+
+fn rounded(dtype: DType, values: &[f32]) -> CpuStorage {
+    match dtype {
+        DType::BF16 => CpuStorage::BF16(values.iter().map(|value| bf16::from_f32(*value)).collect()),
+        DType::F16 => CpuStorage::F16(values.iter().map(|value| f16::from_f32(*value)).collect()),
+        _ => CpuStorage::F32(values.to_vec()),
     }
 }

@@ -4,13 +4,40 @@
 //! that tensor sees the change. The lock is held while the work runs, so an op of another thread that reads the tensor
 //! waits: it never sees a storage that is half there.
 
-use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor};
+use bytemuck::cast_slice_mut;
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Tensor};
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 use std::cell::Cell;
+use std::ops::Range;
 
-/// Runs `work` on the elements of `tensor`, which must be a whole (not a view) f32 tensor on the CPU.
+/// The elements of a managed tensor.
+#[derive(Debug)]
+pub(crate) enum Values<'a> {
+    F32(&'a mut [f32]),
+    Bf16(&'a mut [bf16]),
+    F16(&'a mut [f16]),
+}
+
+/// Says whether a tensor of this dtype can be managed.
+pub(crate) fn is_managed_dtype(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
+}
+
+/// Returns storage of `count` zeros that takes no memory before it is written, as far as the allocator can.
+pub(crate) fn zeros(dtype: DType, count: usize) -> Result<CpuStorage> {
+    match dtype {
+        DType::F32 => Ok(CpuStorage::F32(bytemuck::zeroed_vec(count))),
+        DType::BF16 => Ok(CpuStorage::BF16(bytemuck::zeroed_vec(count))),
+        DType::F16 => Ok(CpuStorage::F16(bytemuck::zeroed_vec(count))),
+        other => candle_core::bail!("no managed parameter is {}", other.as_str()),
+    }
+}
+
+/// Runs `work` on the elements of `tensor`, which must be a whole (not a view) tensor of a managed dtype on the CPU.
 ///
 /// `work` must not touch the tensor by other ways: it would wait for itself.
-pub(crate) fn with_elements<R>(tensor: &Tensor, work: impl FnOnce(&mut [f32]) -> R) -> Result<R> {
+pub(crate) fn with_values<R>(tensor: &Tensor, work: impl FnOnce(Values<'_>) -> R) -> Result<R> {
     let task = Task {
         work: Cell::new(Some(work)),
         outcome: Cell::new(None),
@@ -22,27 +49,63 @@ pub(crate) fn with_elements<R>(tensor: &Tensor, work: impl FnOnce(&mut [f32]) ->
     }
 }
 
+/// Does what [`with_values`] does, with the elements as bytes.
+pub(crate) fn with_bytes<R>(tensor: &Tensor, work: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+    with_values(tensor, |values| work(values.into_bytes()))
+}
+
+impl<'a> Values<'a> {
+    pub(crate) fn into_bytes(self) -> &'a mut [u8] {
+        match self {
+            Self::F32(elements) => cast_slice_mut(elements),
+            Self::Bf16(elements) => cast_slice_mut(elements),
+            Self::F16(elements) => cast_slice_mut(elements),
+        }
+    }
+
+    /// Returns elements `range`.
+    pub(crate) fn slice(self, range: Range<usize>) -> Self {
+        match self {
+            Self::F32(elements) => Self::F32(&mut elements[range]),
+            Self::Bf16(elements) => Self::Bf16(&mut elements[range]),
+            Self::F16(elements) => Self::F16(&mut elements[range]),
+        }
+    }
+
+    /// Replaces the elements by others, rounded to nearest even.
+    pub(crate) fn round_from(self, source: &[f32]) {
+        match self {
+            Self::F32(elements) => elements.copy_from_slice(source),
+            Self::Bf16(elements) => elements.convert_from_f32_slice(source),
+            Self::F16(elements) => elements.convert_from_f32_slice(source),
+        }
+    }
+}
+
 /// Work to be done once, and its outcome.
 struct Task<F, R> {
     work: Cell<Option<F>>,
     outcome: Cell<Option<R>>,
 }
 
-impl<R, F: FnOnce(&mut [f32]) -> R> InplaceOp1 for Task<F, R> {
+impl<R, F: FnOnce(Values<'_>) -> R> InplaceOp1 for Task<F, R> {
     fn name(&self) -> &'static str {
-        "with-elements"
+        "with-values"
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
         let count = layout.shape().elem_count();
-        let is_whole = layout.is_contiguous() && layout.start_offset() == 0;
-        match storage {
-            CpuStorage::F32(elements) if is_whole && elements.len() == count => {
-                self.outcome.set(self.work.take().map(|work| work(elements)));
-                Ok(())
-            }
-            _ => candle_core::bail!("with-elements works on whole f32 tensors"),
+        let values = match storage {
+            CpuStorage::F32(elements) if elements.len() == count => Values::F32(elements),
+            CpuStorage::BF16(elements) if elements.len() == count => Values::Bf16(elements),
+            CpuStorage::F16(elements) if elements.len() == count => Values::F16(elements),
+            _ => candle_core::bail!("only whole f32, bf16 and f16 tensors are worked on in place"),
+        };
+        if !layout.is_contiguous() || layout.start_offset() != 0 {
+            candle_core::bail!("only whole tensors are worked on in place, this is a view");
         }
+        self.outcome.set(self.work.take().map(|work| work(values)));
+        Ok(())
     }
 }
 
@@ -55,19 +118,34 @@ mod tests {
     fn changed_elements_are_seen_by_the_tensor_and_its_views() {
         let tensor = Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu).unwrap();
         let view = tensor.t().unwrap();
-        let length = with_elements(&tensor, |elements| {
-            elements[1] = 7.0;
+        let length = with_values(&tensor, |values| {
+            let Values::F32(elements) = values.slice(1..3) else {
+                panic!("the tensor is f32")
+            };
+            elements[0] = 7.0;
             elements.len()
         });
-        assert_eq!(length.unwrap(), 4);
+        assert_eq!(length.unwrap(), 2);
         assert_eq!(view.to_vec2::<f32>().unwrap(), [[1.0, 3.0], [7.0, 4.0]]);
+    }
+
+    #[test]
+    fn values_are_rounded_to_the_tensors_dtype() {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let tensor = Tensor::zeros(3, dtype, &Device::Cpu).unwrap();
+            let source = [1.0f32, 1.00390625, -3.1415927];
+            with_values(&tensor, |values| values.round_from(&source)).unwrap();
+            let expected = Tensor::new(&source, &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+            let wide = |tensor: &Tensor| tensor.to_dtype(DType::F32).unwrap().to_vec1::<f32>().unwrap();
+            assert_eq!(wide(&tensor), wide(&expected));
+        }
     }
 
     #[test]
     fn a_tensor_can_be_used_after_a_panic() {
         let tensor = Tensor::new(&[1f32, 2.0], &Device::Cpu).unwrap();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            with_elements(&tensor, |_| std::panic::resume_unwind(Box::new("on purpose")))
+            with_bytes(&tensor, |_| std::panic::resume_unwind(Box::new("on purpose")))
         }));
         assert!(panicked.is_err());
         assert_eq!(tensor.to_vec1::<f32>().unwrap(), [1.0, 2.0]);
@@ -83,7 +161,7 @@ mod tests {
             tensor.get(1).unwrap(),
             doubles,
         ] {
-            assert!(with_elements(&refused, |_| ()).is_err());
+            assert!(with_values(&refused, |_| ()).is_err());
         }
     }
 }

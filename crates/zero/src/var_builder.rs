@@ -1,7 +1,8 @@
 //! The `VarBuilder` backend: every parameter that a model creates comes from here.
 
-use crate::gradients::Gradients;
-use crate::parameters::Parameters;
+use crate::parameters::{Parameters, Receivers};
+use crate::unit;
+use crate::units::Units;
 use crate::weights::WeightSource;
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::Init;
@@ -11,19 +12,24 @@ use std::sync::Arc;
 /// Creates managed parameters from a source of weights.
 pub(crate) struct ManagedBackend {
     pub(crate) parameters: Arc<Parameters>,
-    pub(crate) gradients: Arc<Gradients>,
+    pub(crate) receivers: Receivers,
+    pub(crate) units: Arc<Units>,
     pub(crate) source: WeightSource,
 }
 
 impl SimpleBackend for ManagedBackend {
     fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> Result<Tensor> {
-        let load = || self.source.load(name, &shape, init, dtype, device);
+        let load = |range| self.source.load_range(name, &shape, init, range);
         Ok(self
             .parameters
-            .register(name, &shape, dtype, device, &self.gradients, load)?)
+            .register(name, &shape, dtype, device, &self.receivers, load)?)
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
+        if name.contains(unit::QUESTION) {
+            unit::answer(&self.units);
+            candle_core::bail!("a question of a unit, not a parameter");
+        }
         let shape = self.source.shape_of(name)?;
         self.get(shape, name, Init::Const(0.0), dtype, device)
     }

@@ -9,6 +9,7 @@ use candle_nn::{Linear, Module, VarBuilder, linear_b};
 use sconce_core::nn::{
     Embedding, RmsNorm, RotaryEmbedding, causal_attention, cross_entropy, embedding, rms_norm, swiglu,
 };
+use sconce_core::{Unit, unit};
 
 use super::LlamaConfig;
 
@@ -18,10 +19,10 @@ const IGNORED_LABEL: i64 = -100;
 /// A Llama language model: token ids in, logits of the next token out.
 #[derive(Debug)]
 pub struct Llama {
-    embed_tokens: Embedding,
-    layers: Vec<DecoderLayer>,
+    embed_tokens: Unit<Embedding>,
+    layers: Vec<Unit<DecoderLayer>>,
     norm: RmsNorm,
-    lm_head: Linear,
+    lm_head: Unit<Linear>,
 }
 
 impl Llama {
@@ -34,7 +35,8 @@ impl Llama {
     /// If `vb` has no such parameter or has it with another shape.
     pub fn new(config: &LlamaConfig, vb: VarBuilder) -> Result<Self> {
         let model = vb.pp("model");
-        let embed_tokens = embedding(config.vocab_size, config.hidden_size, model.pp("embed_tokens"))?;
+        let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
+        let embed_tokens = unit(model.clone(), "embed_tokens", |vb| embedding(vocabulary, hidden, vb))?;
         let rotary = RotaryEmbedding::new(
             config.head_dim,
             config.max_position_embeddings,
@@ -42,14 +44,17 @@ impl Llama {
             vb.dtype(),
             vb.device(),
         )?;
-        let layers = (0..config.num_hidden_layers)
-            .map(|index| DecoderLayer::new(config, rotary.clone(), model.pp("layers").pp(index)))
-            .collect::<Result<Vec<_>>>()?;
+        let layer = |index: usize| {
+            let build = |vb: VarBuilder<'_>| DecoderLayer::new(config, rotary.clone(), vb);
+            unit(model.pp("layers"), &index.to_string(), build)
+        };
+        let layers = (0..config.num_hidden_layers).map(layer).collect::<Result<Vec<_>>>()?;
         let norm = rms_norm(config.hidden_size, config.rms_norm_eps, model.pp("norm"))?;
         let lm_head = if config.tie_word_embeddings {
-            Linear::new(embed_tokens.weight().clone(), None)
+            let tied = |vb: VarBuilder<'_>| Ok(Linear::new(vb.get((vocabulary, hidden), "weight")?, None));
+            unit(model, "embed_tokens", tied)?
         } else {
-            linear_b(config.hidden_size, config.vocab_size, false, vb.pp("lm_head"))?
+            unit(vb, "lm_head", |vb| linear_b(hidden, vocabulary, false, vb))?
         };
         Ok(Self {
             embed_tokens,

@@ -159,12 +159,16 @@ fn state_dict_has_every_parameter_by_name_with_its_current_values() {
             optimizer.step().unwrap();
             optimizer.zero_grad().unwrap();
         }
-        let state = acc.state_dict();
+        let state = acc.state_dict().unwrap();
+        assert_eq!(state.is_empty(), !acc.is_main_process());
+        assert_ne!(parameters(&model), before);
+        if state.is_empty() {
+            return;
+        }
         let names: Vec<&str> = state.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["bias", "weight"]);
         assert_eq!(flat(&state[0].1), flat(model.bias().unwrap()));
         assert_eq!(flat(&state[1].1), flat(model.weight()));
-        assert_ne!(parameters(&model), before);
     });
 }
 

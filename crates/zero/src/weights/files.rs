@@ -2,8 +2,9 @@
 
 use super::mapped_file::MappedFile;
 use crate::{Error, Result};
-use candle_core::{DType, Device, Shape, Tensor};
+use candle_core::Shape;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -58,7 +59,7 @@ impl WeightFiles {
         self.tensors.contains_key(name)
     }
 
-    pub(crate) fn load(&self, name: &str, shape: &Shape, dtype: DType, device: &Device) -> Result<Tensor> {
+    pub(crate) fn load_range(&self, name: &str, shape: &Shape, range: Range<usize>) -> Result<Vec<f32>> {
         let (file, found) = self.find(name)?;
         if found != shape.dims() {
             return Err(Error::WrongShape {
@@ -68,7 +69,7 @@ impl WeightFiles {
                 expected: shape.dims().to_vec(),
             });
         }
-        Ok(file.load(name, device)?.to_dtype(dtype)?)
+        file.load_range(name, range)
     }
 
     pub(crate) fn shape_of(&self, name: &str) -> Result<Shape> {

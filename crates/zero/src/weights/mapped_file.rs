@@ -11,7 +11,8 @@
 
 use crate::{Error, Result};
 use candle_core::safetensors::MmapedSafetensors;
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// A validated safetensors file.
@@ -40,10 +41,23 @@ impl MappedFile {
             .map(|(name, view)| (name, view.shape().to_vec()))
     }
 
-    pub(super) fn load(&self, name: &str, device: &Device) -> Result<Tensor> {
-        self.tensors
-            .load(name, device)
-            .map_err(|error| Self::error(&self.path, &error))
+    /// Reads elements `range` of a tensor, widened or narrowed to f32; no other part of the file is touched.
+    pub(super) fn load_range(&self, name: &str, range: Range<usize>) -> Result<Vec<f32>> {
+        let read = || -> candle_core::Result<Vec<f32>> {
+            let view = self.tensors.get(name)?;
+            let dtype = DType::try_from(view.dtype())?;
+            if !(dtype.is_float() || dtype.is_int()) || dtype.size_in_bytes() == 0 {
+                candle_core::bail!(
+                    "tensor {name:?} is {}, which is no number type that trains",
+                    dtype.as_str()
+                );
+            }
+            let size = dtype.size_in_bytes();
+            let bytes = &view.data()[range.start * size..range.end * size];
+            let elements = Tensor::from_raw_buffer(bytes, dtype, &[range.len()], &Device::Cpu)?;
+            elements.to_dtype(DType::F32)?.to_vec1()
+        };
+        read().map_err(|error| Self::error(&self.path, &error))
     }
 
     fn error(path: &Path, error: &candle_core::Error) -> Error {

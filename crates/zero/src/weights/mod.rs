@@ -7,8 +7,9 @@ mod seeded;
 pub use files::WeightFiles;
 
 use crate::{Error, Result};
-use candle_core::{DType, Device, Shape, Tensor};
+use candle_core::Shape;
 use candle_nn::Init;
+use std::ops::Range;
 
 /// A source of initial values.
 #[derive(Debug, Clone)]
@@ -40,10 +41,11 @@ impl From<Weights> for WeightSource {
 }
 
 impl WeightSource {
-    pub(crate) fn load(&self, name: &str, shape: &Shape, init: Init, dtype: DType, device: &Device) -> Result<Tensor> {
+    /// Returns those elements of a tensor, in f32, that lie in `range` of the tensor's elements in order.
+    pub(crate) fn load_range(&self, name: &str, shape: &Shape, init: Init, range: Range<usize>) -> Result<Vec<f32>> {
         match self {
-            Self::Random { seed } => seeded::draw(*seed, name, shape, init, dtype, device),
-            Self::Files(files) => files.load(name, shape, dtype, device),
+            Self::Random { seed } => seeded::draw_range(*seed, name, shape, init, range),
+            Self::Files(files) => files.load_range(name, shape, range),
         }
     }
 

@@ -3,35 +3,22 @@
 //! candle's CPU generator cannot be seeded; and values drawn in order of creation would change with the model's code.
 
 use crate::Result;
-use candle_core::{DType, Device, Shape, Tensor};
+use candle_core::Shape;
 use candle_nn::Init;
 use candle_nn::init::NormalOrUniform;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Normal, Uniform};
+use std::ops::Range;
 
-/// Draws a parameter's initial values as `init` says.
-pub(super) fn draw(seed: u64, name: &str, shape: &Shape, init: Init, dtype: DType, device: &Device) -> Result<Tensor> {
-    let mut generator = generator(seed, name);
-    let count = shape.elem_count();
-    let mut sample = |distribution: Spread| -> Result<Vec<f32>> {
-        let invalid = |error: &dyn std::fmt::Display| candle_core::Error::msg(format!("init of {name:?}: {error}"));
-        match distribution {
-            Spread::Uniform(low, high) if low == high => Ok(vec![low as f32; count]),
-            Spread::Uniform(low, high) => {
-                let uniform = Uniform::new(low, high).map_err(|e| invalid(&e))?;
-                Ok((0..count).map(|_| uniform.sample(&mut generator) as f32).collect())
-            }
-            Spread::Normal(mean, deviation) => {
-                let normal = Normal::new(mean, deviation).map_err(|e| invalid(&e))?;
-                Ok((0..count).map(|_| normal.sample(&mut generator) as f32).collect())
-            }
-        }
-    };
-    let values = match init {
-        Init::Const(value) => vec![value as f32; count],
-        Init::Uniform { lo, up } => sample(Spread::Uniform(lo, up))?,
-        Init::Randn { mean, stdev } => sample(Spread::Normal(mean, stdev))?,
+/// Draws a parameter's initial values as `init` says and returns those in `range`.
+///
+/// All values up to the range's end are drawn, so that a value does not depend on the range it is drawn for.
+pub(super) fn draw_range(seed: u64, name: &str, shape: &Shape, init: Init, range: Range<usize>) -> Result<Vec<f32>> {
+    let spread = match init {
+        Init::Const(value) => return Ok(vec![value as f32; range.len()]),
+        Init::Uniform { lo, up } => Spread::Uniform(lo, up),
+        Init::Randn { mean, stdev } => Spread::Normal(mean, stdev),
         Init::Kaiming {
             dist,
             fan,
@@ -41,12 +28,30 @@ pub(super) fn draw(seed: u64, name: &str, shape: &Shape, init: Init, dtype: DTyp
             let deviation = non_linearity.gain() / (fan.for_shape(shape) as f64).sqrt();
             let bound = 3f64.sqrt() * deviation;
             match dist {
-                NormalOrUniform::Normal => sample(Spread::Normal(0.0, deviation))?,
-                NormalOrUniform::Uniform => sample(Spread::Uniform(-bound, bound))?,
+                NormalOrUniform::Normal => Spread::Normal(0.0, deviation),
+                NormalOrUniform::Uniform => Spread::Uniform(-bound, bound),
             }
         }
     };
-    Ok(Tensor::from_vec(values, shape, device)?.to_dtype(dtype)?)
+    let invalid = |error: &dyn std::fmt::Display| candle_core::Error::msg(format!("init of {name:?}: {error}"));
+    match spread {
+        Spread::Uniform(low, high) if low == high => Ok(vec![low as f32; range.len()]),
+        Spread::Uniform(low, high) => {
+            let uniform = Uniform::new(low, high).map_err(|e| invalid(&e))?;
+            Ok(sample(&uniform, generator(seed, name), range))
+        }
+        Spread::Normal(mean, deviation) => {
+            let normal = Normal::new(mean, deviation).map_err(|e| invalid(&e))?;
+            Ok(sample(&normal, generator(seed, name), range))
+        }
+    }
+}
+
+fn sample(distribution: &impl Distribution<f64>, mut generator: ChaCha8Rng, range: Range<usize>) -> Vec<f32> {
+    let mut values = distribution.sample_iter(&mut generator).map(|value| value as f32);
+    let before = values.by_ref().take(range.start).count();
+    debug_assert_eq!(before, range.start);
+    values.take(range.len()).collect()
 }
 
 enum Spread {
@@ -66,12 +71,7 @@ mod tests {
     use super::*;
 
     fn values(seed: u64, name: &str, init: Init) -> Vec<f32> {
-        draw(seed, name, &Shape::from((200, 100)), init, DType::F32, &Device::Cpu)
-            .unwrap()
-            .flatten_all()
-            .unwrap()
-            .to_vec1()
-            .unwrap()
+        draw_range(seed, name, &Shape::from((200, 100)), init, 0..20_000).unwrap()
     }
 
     #[test]
@@ -80,6 +80,21 @@ mod tests {
         assert_eq!(values(1, "a", init), values(1, "a", init));
         assert_ne!(values(1, "a", init), values(2, "a", init));
         assert_ne!(values(1, "a", init), values(1, "b", init));
+    }
+
+    #[test]
+    fn a_value_does_not_depend_on_the_range_it_is_drawn_for() {
+        for init in [
+            Init::Randn { mean: 0.0, stdev: 1.0 },
+            Init::Uniform { lo: -1.0, up: 1.0 },
+            Init::Const(3.0),
+        ] {
+            let whole = values(1, "a", init);
+            for range in [0..0, 0..7, 5..6, 19_990..20_000, 20_000..20_000] {
+                let part = draw_range(1, "a", &Shape::from((200, 100)), init, range.clone()).unwrap();
+                assert_eq!(part, whole[range]);
+            }
+        }
     }
 
     #[test]

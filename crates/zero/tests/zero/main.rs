@@ -86,7 +86,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 /// All current values, in order of name.
 fn values(engine: &Engine) -> Vec<f32> {
-    engine.tensors().iter().flat_map(|(_, tensor)| flat(tensor)).collect()
+    let tensors = engine.tensors(true).unwrap();
+    tensors.iter().flat_map(|(_, tensor)| flat(tensor)).collect()
 }
 
 /// A gradient of `size` numbers that depends on `seed`, of magnitudes over four decades.

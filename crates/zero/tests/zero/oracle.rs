@@ -3,7 +3,7 @@
 use super::{bits, buckets, engine, flat, on_ranks, values};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Init, Linear, Module, VarBuilder, linear};
-use sconce_zero::{Engine, EngineOptions, Sgd, Weights};
+use sconce_zero::{Engine, EngineOptions, Sgd, Unit, Weights, unit};
 use std::collections::HashMap;
 
 pub(crate) const ROWS: usize = 24;
@@ -13,26 +13,31 @@ const RATE: f64 = 0.3;
 
 /// Odd sizes, and one weight at both ends.
 pub(crate) struct Model {
-    tied: Tensor,
-    up: Linear,
-    down: Linear,
+    input: Unit<Tensor>,
+    up: Unit<Linear>,
+    down: Unit<Linear>,
+    output: Unit<Tensor>,
 }
 
 impl Model {
     fn new(vb: VarBuilder<'_>) -> Self {
-        let tied = vb
-            .get_with_hints((INPUTS, 13), "tied", Init::Randn { mean: 0.0, stdev: 0.4 })
-            .unwrap();
-        let up = linear(13, 17, vb.pp("up")).unwrap();
-        let down = linear(17, 13, vb.pp("down")).unwrap();
-        Self { tied, up, down }
+        let tied =
+            |vb: VarBuilder<'_>| vb.get_with_hints((INPUTS, 13), "weight", Init::Randn { mean: 0.0, stdev: 0.4 });
+        Self {
+            input: unit(vb.clone(), "tied", tied).unwrap(),
+            up: unit(vb.clone(), "up", |vb| linear(13, 17, vb)).unwrap(),
+            down: unit(vb.clone(), "down", |vb| linear(17, 13, vb)).unwrap(),
+            output: unit(vb, "tied", tied).unwrap(),
+        }
     }
 
     pub(crate) fn loss(&self, rows: &Tensor, targets: &Tensor) -> Tensor {
-        let hidden = rows.matmul(&self.tied).unwrap().gelu().unwrap();
+        let input = self.input.run(rows.clone(), |tied, rows| rows.matmul(tied)?.gelu());
+        let hidden = input.unwrap();
         let hidden = self.up.forward(&hidden).unwrap().gelu().unwrap();
         let hidden = self.down.forward(&hidden).unwrap();
-        let output = hidden.matmul(&self.tied.t().unwrap()).unwrap();
+        let output = self.output.run(hidden, |tied, hidden| hidden.matmul(&tied.t()?));
+        let output = output.unwrap();
         (output - targets).unwrap().sqr().unwrap().mean_all().unwrap()
     }
 }
@@ -89,7 +94,8 @@ fn train_plain() -> Trace {
     let source = engine(&sconce_collectives::single(), EngineOptions::default());
     new_model(&source);
     let variables: Vec<(String, Var)> = source
-        .tensors()
+        .tensors(true)
+        .unwrap()
         .iter()
         .map(|(name, tensor)| (name.clone(), Var::from_tensor(tensor).unwrap()))
         .collect();

@@ -8,7 +8,15 @@ use sconce_zero::{
     AdamW, DataParallel, EngineOptions, ParameterInfo, Placement, Residence, Sgd, ShardingStrategy, ZeroStage,
 };
 
-const STAGES: [ZeroStage; 2] = [ZeroStage::One, ZeroStage::Two];
+/// Stage 3 without a parameter that stays whole.
+const EVERYTHING: ZeroStage = ZeroStage::Three {
+    persistence_threshold: 0,
+};
+/// Stage 3 with some of the model's parameters whole.
+const WEIGHTS: ZeroStage = ZeroStage::Three {
+    persistence_threshold: 17,
+};
+const STAGES: [ZeroStage; 4] = [ZeroStage::One, ZeroStage::Two, EVERYTHING, WEIGHTS];
 
 fn options(strategy: impl ShardingStrategy + 'static) -> EngineOptions {
     with_buckets(strategy, 1 << 20, 25 << 20)
@@ -77,7 +85,7 @@ fn stages_give_the_bits_of_data_parallelism_on_every_world_and_bucket_size() {
 }
 
 #[test]
-fn accumulation_gives_the_same_bits_in_stage_one_and_equals_within_rounding_in_stage_two() {
+fn accumulation_gives_the_same_bits_in_stage_one_and_equals_within_rounding_from_stage_two_on() {
     for world in [1, 2, 3] {
         let expected = train(world, 4, || options(DataParallel));
         assert_eq!(train(world, 4, || options(ZeroStage::One)), expected, "world {world}");
@@ -89,6 +97,7 @@ fn accumulation_gives_the_same_bits_in_stage_one_and_equals_within_rounding_in_s
             "{losses} {norms} {parameters}"
         );
         assert!(found.iter().all(|rank| rank.parameters == found[0].parameters));
+        assert_eq!(train(world, 4, || options(EVERYTHING)), found, "world {world}");
     }
 }
 
@@ -198,8 +207,9 @@ impl ShardingStrategy for Mixed {
 
     fn place(&self, parameter: &ParameterInfo) -> Placement {
         match parameter.name.as_str() {
-            "tied" => ZeroStage::Two.place(parameter),
+            "tied.weight" => ZeroStage::Two.place(parameter),
             name if name.starts_with("up") => ZeroStage::One.place(parameter),
+            "down.weight" => EVERYTHING.place(parameter),
             _ => DataParallel.place(parameter),
         }
     }

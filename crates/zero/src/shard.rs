@@ -1,0 +1,186 @@
+//! This rank's part of a unit's sharded parameters.
+//!
+//! A shard holds the parameters of one unit that have one dtype and are trained alike. It has the layout of a bucket: one
+//! part per rank, one chunk of every parameter in each part, of which this rank keeps its own. Where the backend shares
+//! memory, the part lies there, and a gather reads it in place.
+
+use crate::layout::BucketLayout;
+use crate::parameters::Master;
+use crate::storage::{Values, with_bytes};
+use crate::{Placement, Result};
+use candle_core::{DType, Tensor};
+use half::{bf16, f16};
+use sconce_collectives::{Buffer, Communicator, Element};
+use std::ops::Range;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// One parameter of a shard to be.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    pub(crate) parameter: usize,
+    pub(crate) tensor: Tensor,
+    /// The full parameter's elements.
+    pub(crate) elements: usize,
+    /// This rank's elements.
+    pub(crate) values: Vec<f32>,
+}
+
+/// This rank's part of some parameters.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    pub(crate) layout: BucketLayout,
+    /// Told to peers in a gather, so that different units are not mistaken for each other.
+    label: u32,
+    dtype: DType,
+    is_trained: bool,
+    /// By slot.
+    tensors: Vec<Tensor>,
+    rank: usize,
+    memory: RwLock<Memory>,
+}
+
+#[derive(Debug)]
+struct Memory {
+    /// What peers gather, in the parameters' dtype.
+    values: Buffer,
+    /// What the optimizer updates, in f32, where that is not `values` itself.
+    masters: Option<Buffer>,
+}
+
+impl Shard {
+    /// Makes the shard of `unit`'s parameters; those trained in another dtype than f32 get f32 masters.
+    pub(crate) fn new(
+        unit: &str,
+        placement: Placement,
+        dtype: DType,
+        is_trained: bool,
+        chunks: Vec<Chunk>,
+        (rank, world): (usize, usize),
+    ) -> Result<Self> {
+        let mut layout = BucketLayout::new(placement, dtype, world);
+        chunks
+            .iter()
+            .for_each(|chunk| layout.push(chunk.parameter, chunk.elements));
+        let has_masters = is_trained && dtype != DType::F32;
+        let mut memory = Memory {
+            values: Buffer::on_heap(layout.part_elements * dtype.size_in_bytes()),
+            masters: has_masters.then(|| Buffer::on_heap(layout.part_elements * size_of::<f32>())),
+        };
+        for (slot, chunk) in layout.slots.iter().zip(&chunks) {
+            let within = slot.within_part(rank);
+            typed(dtype, &mut memory.values, within.clone()).round_from(&chunk.values);
+            if let Some(masters) = &mut memory.masters {
+                masters.as_mut_slice::<f32>()[within].copy_from_slice(&chunk.values);
+            }
+        }
+        let hash = blake3::hash(format!("{unit} {} {is_trained}", dtype.as_str()).as_bytes());
+        let label = hash
+            .as_bytes()
+            .iter()
+            .take(4)
+            .fold(0, |sum, byte| sum << 8 | u32::from(*byte));
+        Ok(Self {
+            layout,
+            label,
+            dtype,
+            is_trained,
+            tensors: chunks.into_iter().map(|chunk| chunk.tensor).collect(),
+            rank,
+            memory: RwLock::new(memory),
+        })
+    }
+
+    /// Moves what peers gather into memory that they reach; called by all ranks.
+    pub(crate) fn share(&self, communicator: &dyn Communicator) -> Result<()> {
+        let mut memory = self.write();
+        let mut shared = communicator.allocate(memory.values.len())?;
+        shared.as_mut_slice::<u8>().copy_from_slice(memory.values.as_slice());
+        memory.values = shared;
+        Ok(())
+    }
+
+    /// Fills the tensors with all ranks' chunks; called by all ranks.
+    pub(crate) fn gather(&self, group: &dyn Communicator) -> sconce_collectives::Result<()> {
+        match self.dtype {
+            DType::F32 => self.gather_as::<f32>(group),
+            DType::BF16 => self.gather_as::<bf16>(group),
+            _ => self.gather_as::<f16>(group),
+        }
+    }
+
+    fn gather_as<T: Element>(&self, group: &dyn Communicator) -> sconce_collectives::Result<()> {
+        let memory = self.read();
+        let values = &memory.values.as_slice::<T>()[..self.layout.part_elements];
+        let mut outcome = Ok(());
+        group.all_gather_each(values, self.label, |rank, part| {
+            for (slot, tensor) in self.layout.slots.iter().zip(&self.tensors) {
+                let source = &part[slot.within_part(rank)];
+                let filled = with_bytes(tensor, |bytes| {
+                    let elements: &mut [T] = bytemuck::cast_slice_mut(bytes);
+                    elements[slot.chunk(rank)].copy_from_slice(source);
+                });
+                if outcome.is_ok() {
+                    outcome = filled;
+                }
+            }
+        })?;
+        Ok(outcome?)
+    }
+
+    /// Gives back the memory of the gathered tensors.
+    pub(crate) fn release(&self) -> Result<()> {
+        Ok(self.tensors.iter().try_for_each(crate::release::release)?)
+    }
+
+    /// Runs `work` on this rank's chunk of a slot: the values the optimizer updates.
+    pub(crate) fn with_master<R>(&self, slot: usize, work: impl FnOnce(Master<'_>) -> R) -> R {
+        let mut memory = self.write();
+        let within = self.layout.slots[slot].within_part(self.rank);
+        let Memory { values, masters } = &mut *memory;
+        let values = typed(self.dtype, values, within.clone());
+        match masters {
+            Some(masters) => work(Master::Apart {
+                masters: &mut masters.as_mut_slice::<f32>()[within],
+                copy: values,
+            }),
+            None => work(Master::Itself(values)),
+        }
+    }
+
+    /// Says whether the parameters are trained, rather than frozen.
+    pub(crate) fn is_trained(&self) -> bool {
+        self.is_trained
+    }
+
+    /// Returns the elements of the gathered tensors.
+    pub(crate) fn gathered_elements(&self) -> usize {
+        self.tensors.iter().map(Tensor::elem_count).sum()
+    }
+
+    /// Returns the bytes of the gathered tensors.
+    pub(crate) fn gathered_bytes(&self) -> usize {
+        self.gathered_elements() * self.dtype.size_in_bytes()
+    }
+
+    /// Returns the bytes held of the values that are gathered, and of masters.
+    pub(crate) fn bytes(&self) -> (usize, usize) {
+        let memory = self.read();
+        (memory.values.len(), memory.masters.as_ref().map_or(0, Buffer::len))
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Memory> {
+        self.memory.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Memory> {
+        self.memory.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn typed(dtype: DType, buffer: &mut Buffer, within: Range<usize>) -> Values<'_> {
+    match dtype {
+        DType::F32 => Values::F32(&mut buffer.as_mut_slice()[within]),
+        DType::BF16 => Values::Bf16(&mut buffer.as_mut_slice()[within]),
+        _ => Values::F16(&mut buffer.as_mut_slice()[within]),
+    }
+}

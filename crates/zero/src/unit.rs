@@ -1,0 +1,186 @@
+//! Units: parts of a model whose sharded parameters are gathered together.
+//!
+//! A model declares a unit around each of its blocks; without sharded parameters a unit costs nothing.
+
+use crate::gates::{InputGate, OutputGate};
+use crate::units::{Invocation, Units};
+use candle_core::{DType, Module, Result, Tensor};
+use candle_nn::VarBuilder;
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// The name by which a unit asks a `VarBuilder` whether it is ours. No file has it: names there are text.
+pub(crate) const QUESTION: &str = "\u{0}sconce-units";
+
+thread_local! {
+    /// The answer to a question just asked, on its way from the backend through candle's `VarBuilder` to the asker.
+    static ANSWER: RefCell<Option<Arc<Units>>> = const { RefCell::new(None) };
+}
+
+/// Answers the question whose `VarBuilder` this is; called by its backend.
+pub(crate) fn answer(units: &Arc<Units>) {
+    ANSWER.with_borrow_mut(|answer| *answer = Some(Arc::clone(units)));
+}
+
+/// Builds a part of a model as a unit: when its parameters are sharded, they are gathered while it computes.
+///
+/// `build` gets `vb.pp(name)` and makes the part from it. Units may lie within each other; a parameter belongs to the
+/// innermost unit that is being built when it is asked for. One that several units ask for by one name (tied weights) is
+/// there for each of them. Parameters outside of any unit are whole on every rank.
+///
+/// With a `VarBuilder` that is not an engine's, the unit only computes.
+///
+/// ```
+/// use candle_core::{DType, Device, Module, Tensor};
+/// use sconce_zero::{Engine, EngineOptions, Weights, ZeroStage, unit};
+///
+/// let strategy = Box::new(ZeroStage::Three { persistence_threshold: 0 });
+/// let options = EngineOptions { strategy, ..EngineOptions::default() };
+/// let engine = Engine::new(sconce_collectives::single(), options)?;
+/// let vb = engine.var_builder(Weights::Random { seed: 1 }, DType::F32, &Device::Cpu)?;
+/// let layer = unit(vb, "layer", |vb| candle_nn::linear(4, 4, vb))?;
+/// assert_eq!(layer.forward(&Tensor::ones((2, 4), DType::F32, &Device::Cpu)?)?.dims(), [2, 4]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// Those of `build`.
+pub fn unit<M>(vb: VarBuilder<'_>, name: &str, build: impl FnOnce(VarBuilder<'_>) -> Result<M>) -> Result<Unit<M>> {
+    let vb = vb.pp(name);
+    ANSWER.with_borrow_mut(Option::take);
+    // Whatever comes back (an error, from most backends) means nothing; the answer is beside it.
+    drop(vb.get_unchecked_dtype(QUESTION, DType::U8));
+    let Some(units) = ANSWER.with_borrow_mut(Option::take) else {
+        let module = build(vb)?;
+        return Ok(Unit { module, place: None });
+    };
+    let number = units.parameters().open_unit(&vb.prefix());
+    let module = build(vb);
+    units.parameters().close_unit()?;
+    Ok(Unit {
+        module: module?,
+        place: Some(Place { units, number }),
+    })
+}
+
+/// A part of a model whose parameters are there while it computes.
+#[derive(Debug, Clone)]
+pub struct Unit<M> {
+    module: M,
+    place: Option<Place>,
+}
+
+#[derive(Debug, Clone)]
+struct Place {
+    units: Arc<Units>,
+    number: usize,
+}
+
+impl<M> Unit<M> {
+    /// Runs `forward` on the part while its parameters are there.
+    ///
+    /// All tensors that `forward` uses and that have gradients come in as `inputs`, all that it makes go out as its
+    /// result. They are tensors, pairs, arrays or vectors of them; see [`Tensors`].
+    ///
+    /// # Errors
+    /// Those of `forward`, and failures of the gather.
+    pub fn run<I: Tensors, O: Tensors>(&self, inputs: I, forward: impl FnOnce(&M, I) -> Result<O>) -> Result<O> {
+        let Some(Place { units, number }) = &self.place else {
+            return forward(&self.module, inputs);
+        };
+        let invocation = Arc::new(Invocation::default());
+        units.enter_forward(*number)?;
+        let outcome = self.gated_inputs(units, *number, &invocation, inputs);
+        let outcome = outcome.and_then(|inputs| forward(&self.module, inputs));
+        units.leave_forward(*number)?;
+        outcome?.map(&mut |output| {
+            if !output.track_op() {
+                return Ok(output);
+            }
+            output.contiguous()?.apply_op1(OutputGate {
+                units: Arc::clone(units),
+                unit: *number,
+                invocation: Arc::clone(&invocation),
+            })
+        })
+    }
+
+    /// Returns the part itself. Its sharded parameters are not there: use it for what needs none.
+    pub fn module(&self) -> &M {
+        &self.module
+    }
+
+    fn gated_inputs<I: Tensors>(
+        &self,
+        units: &Arc<Units>,
+        number: usize,
+        invocation: &Arc<Invocation>,
+        inputs: I,
+    ) -> Result<I> {
+        if !units.awaits_inputs(number) {
+            return Ok(inputs);
+        }
+        inputs.map(&mut |input| {
+            if !input.track_op() {
+                return Ok(input);
+            }
+            invocation.expect_input();
+            input.contiguous()?.apply_op1(InputGate {
+                units: Arc::clone(units),
+                unit: number,
+                invocation: Arc::clone(invocation),
+            })
+        })
+    }
+}
+
+impl<M: Module> Module for Unit<M> {
+    fn forward(&self, xs: &Tensor) -> Result<Tensor> {
+        self.run(xs.clone(), |module, xs| module.forward(&xs))
+    }
+}
+
+/// Tensors that go into a unit or come out of it together.
+pub trait Tensors: Sized {
+    /// Replaces every tensor by what `each` makes of it.
+    ///
+    /// # Errors
+    /// Those of `each`.
+    fn map(self, each: &mut dyn FnMut(Tensor) -> Result<Tensor>) -> Result<Self>;
+}
+
+impl Tensors for Tensor {
+    fn map(self, each: &mut dyn FnMut(Tensor) -> Result<Tensor>) -> Result<Self> {
+        each(self)
+    }
+}
+
+impl<A: Tensors, B: Tensors> Tensors for (A, B) {
+    fn map(self, each: &mut dyn FnMut(Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok((self.0.map(each)?, self.1.map(each)?))
+    }
+}
+
+impl<T: Tensors, const N: usize> Tensors for [T; N] {
+    fn map(self, each: &mut dyn FnMut(Tensor) -> Result<Tensor>) -> Result<Self> {
+        let mapped = self
+            .into_iter()
+            .map(|item| item.map(each))
+            .collect::<Result<Vec<_>>>()?;
+        mapped
+            .try_into()
+            .map_err(|_| candle_core::Error::msg("an array keeps its length"))
+    }
+}
+
+impl<T: Tensors> Tensors for Vec<T> {
+    fn map(self, each: &mut dyn FnMut(Tensor) -> Result<Tensor>) -> Result<Self> {
+        self.into_iter().map(|item| item.map(each)).collect()
+    }
+}
+
+impl<T: Tensors> Tensors for Option<T> {
+    fn map(self, each: &mut dyn FnMut(Tensor) -> Result<Tensor>) -> Result<Self> {
+        self.map(|item| item.map(each)).transpose()
+    }
+}

@@ -1,0 +1,405 @@
+//! When the parameters of which unit are there: gathered for its forward and its backward, released after each.
+//!
+//! # Protocol
+//!
+//! Parameters come and go by shards. A shard is *absent*, *under way* (its gather runs behind the caller) or *present*.
+//! It has as many users as units that compute with it; a tied parameter's shard has users from several units.
+//!
+//! - **Forward.** [`Units::enter_forward`] makes the unit's shards present; [`Units::leave_forward`] gives them up.
+//! - **Backward.** The gate on a unit's output calls [`Units::enter_backward`] before anything of the unit is
+//!   differentiated. The unit's shards are given up when the gradients of all its trained parameters have come
+//!   ([`Units::gradient_came`]): candle delivers a gradient after all nodes that use the parameter, so no node needs one
+//!   any more. Frozen parameters have no gradient to wait for; a unit that has sharded ones also waits until the gradients
+//!   of its inputs are complete ([`Units::input_done`]).
+//! - A shard that nobody uses is released, unless the [`Trace`] says that the same unit's backward comes next, as it does
+//!   for the last unit.
+//! - Whatever is left at the end of a backward ([`Units::end_backward`]), or before values change
+//!   ([`Units::release_all`]), is released then.
+//!
+//! While a trace is known, gathers of the units that come next run ahead, within the limits of
+//! [`Gathering`](crate::Gathering). Ranks whose models run alike start the same gathers in the same order.
+
+use crate::parameters::{Parameters, UnitOfParameters};
+use crate::shard::Shard;
+use crate::trace::{Event, Pass, Trace};
+use crate::{Error, Gathering, Result};
+use sconce_collectives::{Communicator, Pending};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The units of one model on one rank.
+#[derive(Debug)]
+pub(crate) struct Units {
+    communicator: Arc<dyn Communicator>,
+    gathering: Gathering,
+    parameters: Arc<Parameters>,
+    state: Mutex<State>,
+}
+
+/// One run of a unit whose inputs' gradients are waited for.
+#[derive(Debug, Default)]
+pub(crate) struct Invocation {
+    inputs_to_come: AtomicUsize,
+}
+
+impl Invocation {
+    pub(crate) fn expect_input(&self) {
+        self.inputs_to_come.fetch_add(1, Relaxed);
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Set once the model is complete and the shards are shared.
+    is_ready: bool,
+    units: Vec<Unit>,
+    shards: Vec<Presence>,
+    /// Units that each parameter's gradient matters to.
+    units_of: Vec<Vec<usize>>,
+    trace: Trace,
+    live: Live,
+}
+
+/// Elements and bytes of parameters that are there, or under way.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Live {
+    elements: usize,
+    pub(crate) bytes: usize,
+    pub(crate) peak_bytes: usize,
+    pub(crate) peak_elements: usize,
+}
+
+#[derive(Debug)]
+struct Unit {
+    shards: Vec<usize>,
+    trained: usize,
+    /// Set while its backward is under way.
+    backward: Option<Backward>,
+}
+
+#[derive(Debug)]
+struct Backward {
+    gradients_to_come: usize,
+    invocations: Vec<Arc<Invocation>>,
+}
+
+#[derive(Debug)]
+struct Presence {
+    shard: Arc<Shard>,
+    users: usize,
+    state: Whereabouts,
+}
+
+#[derive(Debug)]
+enum Whereabouts {
+    Absent,
+    UnderWay(Pending<()>),
+    Present,
+}
+
+impl Units {
+    pub(crate) fn new(communicator: Arc<dyn Communicator>, gathering: Gathering, parameters: Arc<Parameters>) -> Self {
+        Self {
+            communicator,
+            gathering,
+            parameters,
+            state: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn parameters(&self) -> &Parameters {
+        &self.parameters
+    }
+
+    /// Completes the model: no parameter can be added from now on, and peers reach the shards. Called by all ranks.
+    pub(crate) fn make_ready(&self) -> Result<()> {
+        self.ready().map(drop)
+    }
+
+    /// Makes a unit's parameters present for its forward.
+    pub(crate) fn enter_forward(&self, unit: usize) -> Result<()> {
+        let mut state = self.ready()?;
+        if state.units[unit].shards.is_empty() {
+            return Ok(());
+        }
+        state.use_shards(unit);
+        self.run(&mut state, unit, Pass::Forward)
+    }
+
+    /// Gives a unit's parameters up after its forward.
+    pub(crate) fn leave_forward(&self, unit: usize) -> Result<()> {
+        let mut state = self.lock();
+        let pass = Pass::Backward;
+        let keep = state.trace.ahead().first() == Some(&Event { unit, pass });
+        state.give_up(unit, keep)
+    }
+
+    /// Says whether a unit waits for the gradients of its inputs before its parameters may go.
+    pub(crate) fn awaits_inputs(&self, unit: usize) -> bool {
+        let state = self.lock();
+        let frozen = |shard: &usize| !state.shards[*shard].shard.is_trained();
+        state.units[unit].shards.iter().any(frozen)
+    }
+
+    /// Makes a unit's parameters present for its backward, if that has not begun.
+    pub(crate) fn enter_backward(&self, unit: usize, invocation: &Arc<Invocation>) -> Result<()> {
+        let mut state = self.lock();
+        let state = &mut *state;
+        if state.units[unit].shards.is_empty() {
+            return Ok(());
+        }
+        if let Some(backward) = &mut state.units[unit].backward {
+            backward.invocations.push(Arc::clone(invocation));
+            return Ok(());
+        }
+        state.units[unit].backward = Some(Backward {
+            gradients_to_come: state.units[unit].trained,
+            invocations: vec![Arc::clone(invocation)],
+        });
+        state.use_shards(unit);
+        self.run(state, unit, Pass::Backward)
+    }
+
+    /// Notes that a parameter's gradient is complete.
+    pub(crate) fn gradient_came(&self, parameter: usize) -> Result<()> {
+        let mut state = self.lock();
+        for position in 0..state.units_of.get(parameter).map_or(0, Vec::len) {
+            let unit = state.units_of[parameter][position];
+            if let Some(backward) = &mut state.units[unit].backward {
+                backward.gradients_to_come = backward.gradients_to_come.saturating_sub(1);
+            }
+            state.end_backward_if_done(unit)?;
+        }
+        Ok(())
+    }
+
+    /// Notes that the gradient of one input of a run is complete.
+    pub(crate) fn input_done(&self, unit: usize, invocation: &Invocation) -> Result<()> {
+        invocation.inputs_to_come.fetch_sub(1, Relaxed);
+        self.lock().end_backward_if_done(unit)
+    }
+
+    /// Ends a backward: nothing stays.
+    pub(crate) fn end_backward(&self) -> Result<()> {
+        let mut state = self.lock();
+        state.end_backwards();
+        state.trace.end_of_backward();
+        state.release_unused()
+    }
+
+    /// Releases everything before values change; fails while a unit runs.
+    pub(crate) fn release_all(&self) -> Result<()> {
+        let mut state = self.lock();
+        state.end_backwards();
+        state.trace.interrupt();
+        if state.shards.iter().any(|presence| presence.users > 0) {
+            return Err(Error::Order {
+                what: "a change of sharded parameters while a unit computes with them",
+                hint: "call step and load outside of the model's forward",
+            });
+        }
+        state.release_unused()
+    }
+
+    /// Runs `work` while the shards of some parameters are present; called by all ranks.
+    pub(crate) fn with_present<R>(&self, parameters: &[usize], work: impl FnOnce() -> Result<R>) -> Result<R> {
+        let all = self.parameters.all();
+        let mut numbers = Vec::new();
+        {
+            let mut state = self.ready()?;
+            let state = &mut *state;
+            for number in parameters {
+                if let crate::parameters::Home::Shard { shard, .. } = &all[*number].home {
+                    let position = state
+                        .shards
+                        .iter()
+                        .position(|presence| Arc::ptr_eq(&presence.shard, shard));
+                    numbers.extend(position.filter(|position| !numbers.contains(position)));
+                }
+            }
+            state.trace.interrupt();
+            numbers.iter().for_each(|shard| state.shards[*shard].users += 1);
+            numbers.iter().for_each(|shard| self.start(state, *shard));
+            numbers.iter().try_for_each(|shard| state.wait(*shard))?;
+        }
+        let outcome = work();
+        let mut state = self.lock();
+        numbers.iter().for_each(|shard| state.shards[*shard].users -= 1);
+        state.release_unused()?;
+        outcome
+    }
+
+    /// Returns what is gathered.
+    pub(crate) fn live(&self) -> Live {
+        self.lock().live
+    }
+
+    /// Starts the gathers of a unit that runs now, and of those expected after it, and waits for its own.
+    fn run(&self, state: &mut State, unit: usize, pass: Pass) -> Result<()> {
+        if state.trace.advance(Event { unit, pass }) {
+            state.release_unused()?;
+        }
+        let shards = state.units[unit].shards.clone();
+        shards.iter().for_each(|shard| self.start(state, *shard));
+        self.start_ahead(state);
+        shards.iter().try_for_each(|shard| state.wait(*shard))
+    }
+
+    /// Starts gathers of the units expected next, as far as the limits allow.
+    fn start_ahead(&self, state: &mut State) {
+        let mut ahead = 0;
+        for position in 0..state.trace.ahead().len() {
+            let unit = state.trace.ahead()[position].unit;
+            for shard in state.units[unit].shards.clone() {
+                let presence = &state.shards[shard];
+                let elements = presence.shard.gathered_elements();
+                match presence.state {
+                    Whereabouts::Present => continue,
+                    Whereabouts::UnderWay(_) => {}
+                    Whereabouts::Absent => {
+                        let live = state.live.elements + elements;
+                        if ahead + elements > self.gathering.prefetch_elements
+                            || live > self.gathering.max_live_elements
+                        {
+                            return;
+                        }
+                        self.start(state, shard);
+                    }
+                }
+                ahead += elements;
+            }
+        }
+    }
+
+    fn start(&self, state: &mut State, shard: usize) {
+        let presence = &mut state.shards[shard];
+        if !matches!(presence.state, Whereabouts::Absent) {
+            return;
+        }
+        let source = Arc::clone(&presence.shard);
+        let gather = move |_: &mut (), group: &dyn Communicator| source.gather(group);
+        presence.state = Whereabouts::UnderWay(self.communicator.run_behind((), gather));
+        let live = &mut state.live;
+        live.elements += presence.shard.gathered_elements();
+        live.bytes += presence.shard.gathered_bytes();
+        live.peak_elements = live.peak_elements.max(live.elements);
+        live.peak_bytes = live.peak_bytes.max(live.bytes);
+    }
+
+    /// Returns the state after making sure that the model is complete and its shards can be reached.
+    fn ready(&self) -> Result<MutexGuard<'_, State>> {
+        let mut state = self.lock();
+        if state.is_ready {
+            return Ok(state);
+        }
+        self.parameters.seal();
+        let parameters = self.parameters.all();
+        let (units, shards) = self.parameters.units();
+        if self.communicator.size() > 1 {
+            shards.iter().try_for_each(|shard| shard.share(&*self.communicator))?;
+        }
+        state.units_of = vec![Vec::new(); parameters.len()];
+        for (number, unit) in units.iter().enumerate() {
+            for parameter in &unit.parameters {
+                state.units_of[*parameter].push(number);
+            }
+        }
+        let of_unit = |unit: &UnitOfParameters| {
+            let mut own = Vec::new();
+            for parameter in &unit.parameters {
+                if let crate::parameters::Home::Shard { shard, .. } = &parameters[*parameter].home {
+                    let position = shards.iter().position(|other| Arc::ptr_eq(other, shard));
+                    own.extend(position.filter(|position| !own.contains(position)));
+                }
+            }
+            let is_trained = |parameter: &&usize| parameters[**parameter].is_trained;
+            Unit {
+                shards: own,
+                trained: unit.parameters.iter().filter(is_trained).count(),
+                backward: None,
+            }
+        };
+        state.units = units.iter().map(of_unit).collect();
+        let absent = |shard| Presence {
+            shard,
+            users: 0,
+            state: Whereabouts::Absent,
+        };
+        state.shards = shards.into_iter().map(absent).collect();
+        state.is_ready = true;
+        Ok(state)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn use_shards(&mut self, unit: usize) {
+        for shard in &self.units[unit].shards {
+            self.shards[*shard].users += 1;
+        }
+    }
+
+    /// Gives up a unit's use of its shards; releases those that nobody uses, unless they are to be kept.
+    fn give_up(&mut self, unit: usize, keep: bool) -> Result<()> {
+        for position in 0..self.units[unit].shards.len() {
+            let shard = self.units[unit].shards[position];
+            self.shards[shard].users -= 1;
+            if self.shards[shard].users == 0 && !keep {
+                self.release(shard)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn end_backward_if_done(&mut self, unit: usize) -> Result<()> {
+        let is_done = |backward: &mut Backward| {
+            let inputs = |run: &Arc<Invocation>| run.inputs_to_come.load(Relaxed) == 0;
+            backward.gradients_to_come == 0 && backward.invocations.iter().all(inputs)
+        };
+        match self.units[unit].backward.take_if(is_done) {
+            Some(_) => self.give_up(unit, false),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives up the shards of all units whose backward is under way.
+    fn end_backwards(&mut self) {
+        for unit in &mut self.units {
+            if unit.backward.take().is_some() {
+                unit.shards.iter().for_each(|shard| self.shards[*shard].users -= 1);
+            }
+        }
+    }
+
+    fn release_unused(&mut self) -> Result<()> {
+        let unused = (0..self.shards.len()).filter(|shard| self.shards[*shard].users == 0);
+        let unused: Vec<_> = unused.collect();
+        unused.into_iter().try_for_each(|shard| self.release(shard))
+    }
+
+    fn release(&mut self, shard: usize) -> Result<()> {
+        self.wait(shard)?;
+        let presence = &mut self.shards[shard];
+        if matches!(presence.state, Whereabouts::Present) {
+            presence.state = Whereabouts::Absent;
+            self.live.elements -= presence.shard.gathered_elements();
+            self.live.bytes -= presence.shard.gathered_bytes();
+            presence.shard.release()?;
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, shard: usize) -> Result<()> {
+        let presence = &mut self.shards[shard];
+        if let Whereabouts::UnderWay(_) = presence.state {
+            let state = std::mem::replace(&mut presence.state, Whereabouts::Present);
+            if let Whereabouts::UnderWay(pending) = state {
+                pending.wait()?;
+            }
+        }
+        Ok(())
+    }
+}
