@@ -24,6 +24,7 @@
 #![deny(unsafe_code)]
 
 mod bucket;
+mod disk;
 mod engine;
 mod error;
 mod gradients;
@@ -40,6 +41,7 @@ mod strategy;
 mod var_builder;
 mod weights;
 
+pub use disk::{DiskState, DiskValues};
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use loss_scale::{BackoffScaling, HysteresisScaling, LossScaleState, LossScaler, LossScaling};
