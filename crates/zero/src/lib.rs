@@ -24,6 +24,7 @@
 #![deny(unsafe_code)]
 
 mod bucket;
+mod disk;
 mod engine;
 mod error;
 mod gates;
@@ -48,6 +49,7 @@ mod units;
 mod var_builder;
 mod weights;
 
+pub use disk::{DiskState, DiskValues};
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use gathered::Gathered;

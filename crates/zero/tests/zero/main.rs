@@ -6,6 +6,7 @@ mod accumulation;
 mod agreement;
 mod clipping;
 mod depth;
+mod disk;
 mod loss_scale;
 mod misuse;
 mod optimizers;
