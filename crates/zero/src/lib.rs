@@ -41,6 +41,7 @@ mod parameter_set;
 mod parameters;
 mod release;
 mod shard;
+mod stepper;
 mod storage;
 mod strategy;
 mod trace;

@@ -147,6 +147,11 @@ impl Shard {
         }
     }
 
+    /// Forgets the masters, which are kept elsewhere from now on.
+    pub(crate) fn drop_masters(&self) {
+        self.write().masters = None;
+    }
+
     /// Says whether the parameters are trained, rather than frozen.
     pub(crate) fn is_trained(&self) -> bool {
         self.is_trained
