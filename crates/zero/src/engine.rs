@@ -53,7 +53,12 @@ impl Engine {
         let strategy: Arc<dyn ShardingStrategy> = Arc::from(options.strategy);
         let place = (communicator.rank(), communicator.size());
         let parameters = Arc::new(Parameters::new(Arc::clone(&strategy), options.frozen, place));
-        let units = Units::new(Arc::clone(&communicator), options.gathering, Arc::clone(&parameters));
+        let units = Units::new(
+            Arc::clone(&communicator),
+            options.gathering,
+            options.disk.clone(),
+            Arc::clone(&parameters),
+        );
         Ok(Self {
             communicator,
             strategy,
@@ -97,13 +102,14 @@ impl Engine {
         let (parameters, masters) = held.fold((0, 0), |sum, bytes| (sum.0 + bytes.0, sum.1 + bytes.1));
         let live = self.units.live();
         let (optimizer_state, on_disk) = self.stepper().as_ref().map_or((0, 0), Stepper::bytes);
+        let (shares_on_disk, shares_in_passing) = self.units.disk_bytes();
         MemoryReport {
             parameters: parameters as u64,
             masters: masters as u64,
             gradients,
             optimizer_state,
-            on_disk,
-            buffers,
+            on_disk: on_disk + shares_on_disk,
+            buffers: buffers + shares_in_passing,
             gathered: live.bytes as u64,
             gathered_peak: live.peak_bytes as u64,
         }

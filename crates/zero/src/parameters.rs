@@ -100,7 +100,7 @@ impl Parameter {
     /// Runs `work` on elements `chunk` as the optimizer updates them; of a sharded parameter that is this rank's chunk.
     pub(crate) fn with_master<R>(&self, chunk: Range<usize>, work: impl FnOnce(Master<'_>) -> R) -> Result<R> {
         match &self.home {
-            Home::Shard { shard, slot } => Ok(shard.with_master(*slot, work)),
+            Home::Shard { shard, slot } => shard.with_master(*slot, work),
             Home::Beside(masters) => {
                 let mut masters = masters.lock().unwrap_or_else(PoisonError::into_inner);
                 let Masters { start, values } = &mut *masters;
@@ -163,8 +163,7 @@ impl Parameter {
                         masters.copy_from_slice(own);
                         copy.round_from(own);
                     }
-                });
-                Ok(())
+                })
             }
         }
     }
