@@ -11,7 +11,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use clap::Parser;
 use sconce_core::schedule::ConstantSchedule;
 use sconce_core::{
