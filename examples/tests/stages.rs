@@ -132,7 +132,8 @@ fn check_against_one_rank(found: &Run, expected: &Run, dtype: DType, what: &str)
     let count = found.weights.iter().zip(&expected.weights).filter(differs).count();
     // Adam's first steps follow the sign of a gradient, also where it is all rounding.
     let share = count as f64 / found.weights.len() as f64;
-    assert!(share < 1e-3, "{what}: {count} weights differ by more than {step:e}");
+    let most = if is_rounded_otherwise { 5e-3 } else { 1e-3 };
+    assert!(share < most, "{what}: {count} weights differ by more than {step:e}");
 }
 
 fn check(dtype: DType) {
