@@ -109,11 +109,8 @@ fn check_against_one_rank(found: &Run, expected: &Run, dtype: DType, what: &str)
     // Sums over ranks run in another order than sums over micro-batches.
     assert!((found.losses[0] / expected.losses[0] - 1.0).abs() < 1e-6, "{what}");
     // A gradient of a third of the loss is rounded to bf16 otherwise than a third of the loss's gradient.
-    let first_norm = if dtype == DType::BF16 && what.contains("world 3") {
-        2f64.powi(-9)
-    } else {
-        2e-6
-    };
+    let is_rounded_otherwise = dtype == DType::BF16 && what.contains("world 3");
+    let first_norm = if is_rounded_otherwise { 2f64.powi(-9) } else { 2e-6 };
     assert!((found.norms[0] / expected.norms[0] - 1.0).abs() < first_norm, "{what}");
     // From the second step on a bf16 weight whose master lies next to the middle of two may have been rounded otherwise.
     let (losses, norms, step) = match dtype {
