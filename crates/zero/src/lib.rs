@@ -44,7 +44,7 @@ pub use engine::Engine;
 pub use error::{Error, Result};
 pub use loss_scale::{BackoffScaling, HysteresisScaling, LossScaleState, LossScaler, LossScaling};
 pub use memory_report::MemoryReport;
-pub use optimizer::{Adagrad, Adam, AdamW, Lion, OptimizerRule, Sgd, StateSlices, Update};
+pub use optimizer::{Adagrad, Adam, AdamW, Gradient, HalfMut, Lion, OptimizerRule, Sgd, StateSlices, Update, Values};
 pub use options::{DiskOptions, EngineOptions, Gathering};
 pub use parameters::ParameterInfo;
 pub use strategy::{DataParallel, Offloaded, Placement, Residence, ShardingStrategy, Tier, ZeroStage};
