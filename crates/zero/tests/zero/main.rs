@@ -8,6 +8,7 @@ mod clipping;
 mod depth;
 mod loss_scale;
 mod misuse;
+mod optimizer_precision;
 mod optimizers;
 mod oracle;
 mod unused;
