@@ -6,7 +6,7 @@
 
 use crate::layout::BucketLayout;
 use crate::parameters::Master;
-use crate::storage::{Values, with_bytes};
+use crate::storage::{ElementsMut, with_bytes};
 use crate::{DiskValues, Placement, Result};
 use candle_core::{DType, Tensor};
 use half::{bf16, f16};
@@ -243,10 +243,10 @@ impl Shard {
     }
 }
 
-fn typed(dtype: DType, buffer: &mut Buffer, within: Range<usize>) -> Values<'_> {
+fn typed(dtype: DType, buffer: &mut Buffer, within: Range<usize>) -> ElementsMut<'_> {
     match dtype {
-        DType::F32 => Values::F32(&mut buffer.as_mut_slice()[within]),
-        DType::BF16 => Values::Bf16(&mut buffer.as_mut_slice()[within]),
-        _ => Values::F16(&mut buffer.as_mut_slice()[within]),
+        DType::F32 => ElementsMut::F32(&mut buffer.as_mut_slice()[within]),
+        DType::BF16 => ElementsMut::Bf16(&mut buffer.as_mut_slice()[within]),
+        _ => ElementsMut::F16(&mut buffer.as_mut_slice()[within]),
     }
 }

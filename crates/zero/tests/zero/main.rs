@@ -10,6 +10,7 @@ mod disk;
 mod loss_scale;
 mod misuse;
 mod offload;
+mod optimizer_precision;
 mod optimizers;
 mod oracle;
 mod precision;
