@@ -7,7 +7,7 @@ use crate::settings::{Environment, ProgramSettings};
 use crate::{Accelerator, Result, RunSettings};
 use candle_core::Device;
 use sconce_collectives::{Options, World, connect};
-use sconce_zero::{DiskOptions, Engine, Gathering, LossScaling, ShardingStrategy};
+use sconce_zero::{DiskOptions, Engine, EngineOptions, Gathering, LossScaling, ParameterSet, ShardingStrategy};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -26,6 +26,7 @@ pub struct AcceleratorBuilder {
     program: ProgramSettings,
     seed: Option<u64>,
     strategy: Option<Box<dyn ShardingStrategy>>,
+    frozen: ParameterSet,
     timeout: Option<Duration>,
     connection: Option<(World, std::sync::Arc<dyn sconce_collectives::Communicator>)>,
 }
@@ -57,6 +58,13 @@ impl AcceleratorBuilder {
     #[must_use]
     pub fn find_unused_parameters(mut self, allow: bool) -> Self {
         self.program.find_unused_parameters = Some(allow);
+        self
+    }
+
+    /// Names the parameters that are not trained; none by default. They are sharded and saved as others.
+    #[must_use]
+    pub fn frozen(mut self, parameters: ParameterSet) -> Self {
+        self.frozen = parameters;
         self
     }
 
@@ -176,7 +184,11 @@ impl AcceleratorBuilder {
         if world.is_main() {
             tell(&settings, &device);
         }
-        let engine = Engine::new(communicator, settings.engine_options(self.strategy))?;
+        let options = EngineOptions {
+            frozen: self.frozen,
+            ..settings.engine_options(self.strategy)
+        };
+        let engine = Engine::new(communicator, options)?;
         let seed = self.seed.unwrap_or(0);
         Ok(Box::new(ManagedAccelerator::new(
             world, connection, engine, device, seed, settings,

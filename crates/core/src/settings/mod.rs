@@ -144,6 +144,7 @@ impl RunSettings {
             bucket_bytes,
             gathering: self.gathering.clone(),
             disk: self.disk.clone(),
+            ..default
         }
     }
 }
