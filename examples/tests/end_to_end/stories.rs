@@ -1,6 +1,7 @@
 //! The small programs run on any number of ranks, and learn.
 
 use crate::{example, sconce, text, train_with};
+use std::path::Path;
 use std::process::Command;
 
 /// Runs an example and returns the losses that it prints.
@@ -63,4 +64,28 @@ fn what_the_flags_and_the_program_say_differently_is_told_once() {
     assert_eq!(told.filter(|line| line.contains(message)).count(), 1, "{stderr}");
     let output = train_with(&flags, 3, &["--steps", "1", "--max_grad_norm", "0.5"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn the_fine_tuning_program_trains_under_every_sample_that_leaves_it_its_optimizer() {
+    let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    for name in [
+        "zero2.json",
+        "zero2_bf16_offload_cpu.json",
+        "zero3.json",
+        "zero3_offload_nvme.json",
+    ] {
+        let text = std::fs::read_to_string(configs.join(name)).expect("the sample is there");
+        let config = folder.path().join(name);
+        let folder_on_disk = folder.path().to_str().expect("the path is text");
+        std::fs::write(&config, text.replace("/local_nvme", folder_on_disk)).expect("the folder takes files");
+        let flags = [
+            "--use_deepspeed",
+            "--deepspeed_config_file",
+            config.to_str().expect("the path is text"),
+        ];
+        let output = train_with(&flags, 2, &["--steps", "1"]);
+        assert!(output.status.success(), "{name}: {output:?}");
+    }
 }
