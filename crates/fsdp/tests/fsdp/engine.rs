@@ -1,0 +1,111 @@
+//! What the engine is told.
+
+use sconce_fsdp::{BackwardPrefetch, FsdpStrategy, FullyShardedOptions, IgnoredModules};
+use sconce_zero::{EngineOptions, Gathering, ParameterInfo, Placement, Residence, Tier};
+
+use FsdpStrategy::{FullShard, HybridShard, HybridShardZero2, NoShard, ShardGradOp};
+
+fn with_strategy(strategy: FsdpStrategy) -> FullyShardedOptions {
+    FullyShardedOptions {
+        sharding_strategy: Some(strategy),
+        ..FullyShardedOptions::default()
+    }
+}
+
+fn weight(name: &str) -> ParameterInfo {
+    ParameterInfo {
+        name: name.into(),
+        shape: vec![3, 2],
+    }
+}
+
+#[test]
+fn every_strategy_but_no_shard_shards_everything_however_small() {
+    let sharded = Placement {
+        parameter: Residence::Sharded,
+        gradient: Residence::Sharded,
+        optimizer_state: Residence::Sharded,
+        ..Placement::REPLICATED
+    };
+    for (strategy, name, expected) in [
+        (FullShard, "full_shard", sharded),
+        (ShardGradOp, "shard_grad_op", sharded),
+        (NoShard, "no_shard", Placement::REPLICATED),
+        (HybridShard, "hybrid_shard", sharded),
+        (HybridShardZero2, "hybrid_shard_zero2", sharded),
+    ] {
+        let run = with_strategy(strategy).resolve().unwrap();
+        let placement = run.placement();
+        assert_eq!((placement.name(), placement.place(&weight("norm"))), (name, expected));
+    }
+    let options = FullyShardedOptions {
+        ignored_modules: Some(IgnoredModules::new("router").unwrap()),
+        offload_params: Some(true),
+        ..FullyShardedOptions::default()
+    };
+    let placement = options.resolve().unwrap().placement();
+    let (ignored, other) = (
+        placement.place(&weight("router.weight")),
+        placement.place(&weight("up.weight")),
+    );
+    assert_eq!(
+        (ignored.parameter, ignored.gradient),
+        (Residence::Replicated, Residence::Replicated)
+    );
+    assert_eq!(ignored.parameter_tier, Tier::Device);
+    assert_eq!(
+        (other.parameter, other.parameter_tier),
+        (Residence::Sharded, Tier::Host)
+    );
+    assert_eq!(other.optimizer_state_tier, Tier::Host);
+}
+
+#[test]
+fn hybrid_groups_are_the_ranks_of_a_host_or_as_many_as_asked_for() {
+    // Strategy, group asked for, ranks, ranks of a host, and the group that comes of them.
+    let rows = [
+        (FullShard, None, 4, 2, None),
+        (HybridShard, None, 4, 2, Some(2)),
+        (HybridShardZero2, None, 6, 3, Some(3)),
+        (HybridShard, Some(2), 4, 4, Some(2)),
+        (HybridShard, Some(1), 4, 4, Some(1)),
+        // One host: as without groups.
+        (HybridShard, None, 4, 4, None),
+    ];
+    for (strategy, shard_group, ranks, per_host, expected) in rows {
+        let options = FullyShardedOptions {
+            shard_group,
+            ..with_strategy(strategy)
+        };
+        let run = options.resolve().unwrap();
+        assert_eq!(
+            run.shard_group(ranks, per_host).unwrap(),
+            expected,
+            "{strategy:?} {ranks}"
+        );
+    }
+    let run = with_strategy(HybridShard).resolve().unwrap();
+    let error = run.engine_options(EngineOptions::default(), 5, 2).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "shard_group=\"2\": expected a divisor of the number of ranks, 5"
+    );
+}
+
+#[test]
+fn gathers_run_ahead_only_where_prefetching_is_asked_for() {
+    let gathering = |backward, forward, limit| {
+        let options = FullyShardedOptions {
+            backward_prefetch: backward,
+            forward_prefetch: forward,
+            limit_all_gathers: limit,
+            ..FullyShardedOptions::default()
+        };
+        options.resolve().unwrap().gathering(Gathering::default())
+    };
+    let default = Gathering::default();
+    assert_eq!(gathering(None, None, None).prefetch_elements, 0);
+    assert_eq!(gathering(Some(BackwardPrefetch::Pre), None, None), default);
+    assert_eq!(gathering(None, Some(true), None), default);
+    assert_eq!(gathering(None, None, Some(false)).max_live_elements, usize::MAX);
+}
