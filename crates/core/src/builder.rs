@@ -7,6 +7,7 @@ use crate::settings::{Environment, ProgramSettings};
 use crate::{Accelerator, Result, RunSettings};
 use candle_core::Device;
 use sconce_collectives::{Options, World, connect};
+use sconce_fsdp::FullyShardedOptions;
 use sconce_zero::{DiskOptions, Engine, EngineOptions, Gathering, LossScaling, ParameterSet, ShardingStrategy};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -117,6 +118,14 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Shards training state as PyTorch FSDP does. What the options leave open is the environment's to say
+    /// (`FSDP_*`, where `ACCELERATE_USE_FSDP` is true), else it has FSDP's default.
+    #[must_use]
+    pub fn fully_sharded(mut self, options: FullyShardedOptions) -> Self {
+        self.program.fully_sharded = Some(options);
+        self
+    }
+
     /// Tells the model's width, from which the sizes follow that a DeepSpeed configuration leaves `"auto"`.
     #[must_use]
     pub fn hidden_size(mut self, size: u64) -> Self {
@@ -150,7 +159,8 @@ impl AcceleratorBuilder {
     /// # Errors
     /// [`Error::Setting`](crate::Error::Setting) for a setting that cannot be used,
     /// [`Error::DeepSpeed`](crate::Error::DeepSpeed) and [`Error::Contradictions`](crate::Error::Contradictions) for a
-    /// configuration file; errors of the world and of the group.
+    /// configuration file; [`Error::FullySharded`](crate::Error::FullySharded) and
+    /// [`Error::Exclusive`](crate::Error::Exclusive) for FSDP; errors of the world and of the group.
     pub fn build(self) -> Result<Box<dyn Accelerator>> {
         self.build_with(sconce_collectives::environment::of_process)
     }
@@ -186,7 +196,7 @@ impl AcceleratorBuilder {
         }
         let options = EngineOptions {
             frozen: self.frozen,
-            ..settings.engine_options(self.strategy)
+            ..settings.engine_options(self.strategy, &world)?
         };
         let engine = Engine::new(communicator, options)?;
         let seed = self.seed.unwrap_or(0);

@@ -31,6 +31,46 @@ pub const ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL: &str = "ACCELERATE_DEEPSP
 /// Global norm to which a step clips gradients that the program has not clipped; 0 turns clipping off, `none` says nothing.
 /// Set by `sconce launch --gradient_clipping`.
 pub const ACCELERATE_GRADIENT_CLIPPING: &str = "ACCELERATE_GRADIENT_CLIPPING";
+/// Whether training state is sharded as FSDP does: `true` or `false`. The variables that begin with `FSDP_` count only
+/// where it is true. Set by `sconce launch --use_fsdp`.
+pub const ACCELERATE_USE_FSDP: &str = "ACCELERATE_USE_FSDP";
+/// Version of FSDP, 1 or 2; 1 by default. Set by `sconce launch --fsdp_version`.
+pub const FSDP_VERSION: &str = "FSDP_VERSION";
+/// Version 1: `FULL_SHARD`, `SHARD_GRAD_OP`, `NO_SHARD`, `HYBRID_SHARD` or `HYBRID_SHARD_ZERO2`, or their number from 1.
+/// Set by `sconce launch --fsdp_sharding_strategy`.
+pub const FSDP_SHARDING_STRATEGY: &str = "FSDP_SHARDING_STRATEGY";
+/// Version 2: `true` or `false`; version 1: the strategy by another name. Set by
+/// `sconce launch --fsdp_reshard_after_forward`.
+pub const FSDP_RESHARD_AFTER_FORWARD: &str = "FSDP_RESHARD_AFTER_FORWARD";
+/// What becomes a unit: `TRANSFORMER_BASED_WRAP`, `SIZE_BASED_WRAP` or `NO_WRAP`. Set by
+/// `sconce launch --fsdp_auto_wrap_policy`.
+pub const FSDP_AUTO_WRAP_POLICY: &str = "FSDP_AUTO_WRAP_POLICY";
+/// Classes of `TRANSFORMER_BASED_WRAP`, with commas between. Set by
+/// `sconce launch --fsdp_transformer_layer_cls_to_wrap`.
+pub const FSDP_TRANSFORMER_CLS_TO_WRAP: &str = "FSDP_TRANSFORMER_CLS_TO_WRAP";
+/// Elements from which `SIZE_BASED_WRAP` makes a unit; 100000000 by default. Set by `sconce launch --fsdp_min_num_params`.
+pub const FSDP_MIN_NUM_PARAMS: &str = "FSDP_MIN_NUM_PARAMS";
+/// Modules that are not sharded: a regular expression on their whole names.
+pub const FSDP_IGNORED_MODULES: &str = "FSDP_IGNORED_MODULES";
+/// When the next unit of the backward is gathered: `BACKWARD_PRE`, `BACKWARD_POST` or `NO_PREFETCH`. Set by
+/// `sconce launch --fsdp_backward_prefetch`.
+pub const FSDP_BACKWARD_PREFETCH: &str = "FSDP_BACKWARD_PREFETCH";
+/// Whether the next unit of the forward is gathered ahead. Set by `sconce launch --fsdp_forward_prefetch`.
+pub const FSDP_FORWARD_PREFETCH: &str = "FSDP_FORWARD_PREFETCH";
+/// Whether shares and optimizer state lie on the host. Set by `sconce launch --fsdp_offload_params`.
+pub const FSDP_OFFLOAD_PARAMS: &str = "FSDP_OFFLOAD_PARAMS";
+/// Whether units compute again in the backward. Set by `sconce launch --fsdp_activation_checkpointing`.
+pub const FSDP_ACTIVATION_CHECKPOINTING: &str = "FSDP_ACTIVATION_CHECKPOINTING";
+/// `FULL_STATE_DICT`, `LOCAL_STATE_DICT` or `SHARDED_STATE_DICT`. Set by `sconce launch --fsdp_state_dict_type`.
+pub const FSDP_STATE_DICT_TYPE: &str = "FSDP_STATE_DICT_TYPE";
+/// Whether parameters keep names and shapes, as they always do here. Set by `sconce launch --fsdp_use_orig_params`.
+pub const FSDP_USE_ORIG_PARAMS: &str = "FSDP_USE_ORIG_PARAMS";
+/// Whether all ranks begin with rank 0's values, as they always do here. Set by
+/// `sconce launch --fsdp_sync_module_states`.
+pub const FSDP_SYNC_MODULE_STATES: &str = "FSDP_SYNC_MODULE_STATES";
+/// Whether one rank reads weights for all; here each reads its share. Set by
+/// `sconce launch --fsdp_cpu_ram_efficient_loading`.
+pub const FSDP_CPU_RAM_EFFICIENT_LOADING: &str = "FSDP_CPU_RAM_EFFICIENT_LOADING";
 /// Folder for the flight recorder's files, written when a collective fails; the system's temporary folder by default.
 pub const SCONCE_FLIGHT_RECORDER: &str = "SCONCE_FLIGHT_RECORDER";
 /// How long a collective waits for its peers, in seconds; 1800 by default.

@@ -25,6 +25,16 @@ pub enum Error {
         /// One difference each: who says what, and the key and value in the file.
         list: Vec<String>,
     },
+    /// Training state is asked to be sharded in two ways.
+    #[error(
+        "{first} and {second} exclude each other: state is sharded as FSDP or as DeepSpeed says; leave out one of the two"
+    )]
+    Exclusive {
+        /// Who asks for FSDP: an environment variable, or a method of the builder.
+        first: &'static str,
+        /// Who asks for DeepSpeed.
+        second: &'static str,
+    },
     /// A data loader cannot serve this world.
     #[error("data loader: {reason}")]
     Loader {
@@ -63,6 +73,9 @@ pub enum Error {
     /// A DeepSpeed configuration cannot be used.
     #[error(transparent)]
     DeepSpeed(#[from] crate::deepspeed::ConfigError),
+    /// What is asked of fully sharded data parallelism cannot be.
+    #[error(transparent)]
+    FullySharded(#[from] sconce_fsdp::Error),
     /// Managed state failed.
     #[error(transparent)]
     Zero(#[from] sconce_zero::Error),

@@ -51,6 +51,10 @@ pub use schedule::{LinearSchedule, Schedule, Scheduler};
 pub use settings::{BatchPlan, Clipping, RunSettings, Sharding};
 
 pub use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
+pub use sconce_fsdp::{
+    BackwardPrefetch, FsdpStrategy, FsdpVersion, FullySharded, FullyShardedOptions, IgnoredModules, PrecisionPolicy,
+    ReshardAfterForward, StateDictType, WrapPolicy,
+};
 pub use sconce_zero::{
     Adagrad, Adam, AdamW, DataParallel, DiskOptions, Gathering, Lion, LossScaling, MemoryReport, Offloaded,
     OptimizerRule, ParameterInfo, ParameterSet, Placement, Residence, Sgd, ShardingStrategy, Tensors, Tier, Unit,

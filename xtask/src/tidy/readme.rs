@@ -40,7 +40,9 @@ pub(super) fn check_variables(repository: &Repository) -> Vec<Finding> {
 /// The variable that a line like `pub const NAME: &str = "NAME";` declares.
 fn variable(line: &str) -> Option<&str> {
     let (name, value) = line.strip_prefix("pub const ")?.split_once(": &str = ")?;
-    let is_own = name.starts_with("SCONCE_") || name.starts_with("ACCELERATE_");
+    let is_own = ["SCONCE_", "ACCELERATE_", "FSDP_"]
+        .iter()
+        .any(|start| name.starts_with(start));
     (is_own && value.starts_with('"')).then_some(name)
 }
 

@@ -2,8 +2,9 @@
 //!
 //! Everything is parsed and checked here, before ranks meet or anything is built; `sconce launch` asks for the same value
 //! before it starts the ranks. In reading order: [`variables`] are parsed; [`said`] adds what code says and compares both
-//! with the file; [`resolve`] and [`state`] make the value.
+//! with the file; [`resolve`], [`state`] and [`fully_sharded`] make the value.
 
+mod fully_sharded;
 mod given;
 mod resolve;
 mod said;
@@ -13,8 +14,11 @@ mod variables;
 pub(crate) use resolve::ProgramSettings;
 pub(crate) use variables::Environment;
 
+use crate::Result;
 use crate::deepspeed::{DeepSpeedConfig, GradientReduction, MixedPrecision};
 use candle_core::{DType, Device};
+use sconce_collectives::World;
+use sconce_fsdp::{FsdpStrategy, FullySharded};
 use sconce_zero::{
     DataParallel, DiskOptions, EngineOptions, Gathering, LossScaling, Offloaded, ShardingStrategy, Tier, ZeroStage,
 };
@@ -22,6 +26,7 @@ use sconce_zero::{
 /// What a run is: where state lives, in which precision it computes, how gradients become a step.
 ///
 /// A setting comes from code, else from the environment, else from the DeepSpeed configuration, else it has its default.
+/// FSDP and DeepSpeed exclude each other.
 /// A configuration that decides something (gives a value other than `"auto"`) is not overruled in silence: a different
 /// value in code or in the environment is an error that lists all such differences. Two are exempt: a
 /// [`ShardingStrategy`] of the program's takes the place of stage and tiers, and `ACCELERATE_MIXED_PRECISION=no`, which
@@ -56,6 +61,8 @@ pub struct RunSettings {
     pub gather_weights_on_save: bool,
     /// The DeepSpeed configuration, filled as far as is known before `prepare`.
     pub deepspeed: Option<DeepSpeedConfig>,
+    /// Fully sharded data parallelism, where it is in use. Where code says nothing of a switch, the environment does.
+    pub fully_sharded: Option<FullySharded>,
     notices: Vec<String>,
 }
 
@@ -68,6 +75,15 @@ pub enum Sharding {
     Zero {
         /// The stage.
         stage: ZeroStage,
+        /// Where shares of sharded parameters lie.
+        parameters: Tier,
+        /// Where optimizer state lies.
+        optimizer_state: Tier,
+    },
+    /// As a strategy of FSDP's says.
+    FullySharded {
+        /// The strategy.
+        strategy: FsdpStrategy,
         /// Where shares of sharded parameters lie.
         parameters: Tier,
         /// Where optimizer state lies.
@@ -117,6 +133,11 @@ impl RunSettings {
             parameters,
             optimizer_state,
             ..
+        }
+        | Sharding::FullySharded {
+            parameters,
+            optimizer_state,
+            ..
         } = self.sharding
             && device.is_cpu()
         {
@@ -132,12 +153,25 @@ impl RunSettings {
         notices
     }
 
-    /// Returns the engine's options; `custom` is the strategy of [`Sharding::Custom`].
-    pub(crate) fn engine_options(&self, custom: Option<Box<dyn ShardingStrategy>>) -> EngineOptions {
-        let default = EngineOptions::default();
+    /// Returns the engine's options in a world; `custom` is the strategy of [`Sharding::Custom`].
+    ///
+    /// # Errors
+    /// Groups of ranks that the world cannot be divided into.
+    pub(crate) fn engine_options(
+        &self,
+        custom: Option<Box<dyn ShardingStrategy>>,
+        world: &World,
+    ) -> Result<EngineOptions> {
+        let mut default = EngineOptions {
+            strategy: self.sharding.strategy(),
+            ..EngineOptions::default()
+        };
+        if let Some(run) = &self.fully_sharded {
+            default = run.engine_options(default, world.size, world.local_size)?;
+        }
         let bucket_bytes = self.bucket_bytes.unwrap_or(default.bucket_bytes);
-        EngineOptions {
-            strategy: custom.unwrap_or_else(|| self.sharding.strategy()),
+        Ok(EngineOptions {
+            strategy: custom.unwrap_or(default.strategy),
             loss_scaling: self.loss_scaling.clone(),
             find_unused_parameters: self.find_unused_parameters,
             first_bucket_bytes: default.first_bucket_bytes.min(bucket_bytes),
@@ -145,14 +179,15 @@ impl RunSettings {
             gathering: self.gathering.clone(),
             disk: self.disk.clone(),
             ..default
-        }
+        })
     }
 }
 
 impl Sharding {
     fn strategy(&self) -> Box<dyn ShardingStrategy> {
         match self {
-            Self::DataParallel | Self::Custom(_) => Box::new(DataParallel),
+            // Another strategy takes its place where there is one of the program's or of FSDP's.
+            Self::DataParallel | Self::FullySharded { .. } | Self::Custom(_) => Box::new(DataParallel),
             Self::Zero {
                 stage,
                 parameters: Tier::Device,

@@ -1,5 +1,6 @@
 //! From what code, environment and file say to one value.
 
+use super::fully_sharded;
 use super::given::Origin;
 use super::said::{Said, path};
 use super::state::StateSettings;
@@ -7,6 +8,7 @@ use super::variables::Variables;
 use super::{BatchPlan, Clipping, RunSettings, Sharding};
 use crate::Result;
 use crate::deepspeed::{DeepSpeedConfig, Fp16, MixedPrecision, Setting, Validation};
+use sconce_fsdp::FullyShardedOptions;
 use sconce_zero::{BackoffScaling, DiskOptions, Gathering, HysteresisScaling, LossScaling};
 
 /// What code says of a run; what is `None` is for others to say.
@@ -22,6 +24,7 @@ pub(crate) struct ProgramSettings {
     pub(crate) disk: Option<DiskOptions>,
     pub(crate) hidden_size: Option<u64>,
     pub(crate) deepspeed: Option<DeepSpeedConfig>,
+    pub(crate) fully_sharded: Option<FullyShardedOptions>,
 }
 
 impl ProgramSettings {
@@ -32,7 +35,9 @@ impl ProgramSettings {
         world_size: usize,
         lookup: &dyn Fn(&str) -> Option<String>,
     ) -> Result<RunSettings> {
-        let variables = Variables::read(lookup)?;
+        let mut variables = Variables::read(lookup)?;
+        let fully_sharded =
+            fully_sharded::resolve(self, variables.fully_sharded.take(), variables.deepspeed.is_some())?;
         let uses_deepspeed = variables.deepspeed.is_some() || self.deepspeed.is_some();
         let named = variables
             .deepspeed
@@ -58,10 +63,11 @@ impl ProgramSettings {
         let config = filled.as_ref().unwrap_or(&defaults);
         let state = StateSettings::new(&said, filled.as_ref(), uses_deepspeed)?;
         state.check_reduction(config)?;
-        let precision = said
-            .precision
-            .as_ref()
-            .map_or_else(|| precision_of(config), |given| given.value);
+        let of_policy = fully_sharded.as_ref().and_then(fully_sharded::precision);
+        let precision = of_policy.unwrap_or_else(|| {
+            let said = said.precision.as_ref();
+            said.map_or_else(|| precision_of(config), |given| given.value)
+        });
         let zero = &config.zero_optimization;
         let unused_in_file = config
             .states("zero_optimization.ignore_unused_parameters")
@@ -75,10 +81,17 @@ impl ProgramSettings {
             prefetch_elements: count(zero.prefetch_bucket_size.value().unwrap_or(0)),
             max_live_elements: count(zero.max_live_parameters),
         };
+        let by_default = match &fully_sharded {
+            Some(run) => run.gathering(gathering_in_file),
+            None => gathering_in_file,
+        };
+        let mut notices = state.notices(&said);
+        notices.extend(fully_sharded.iter().flat_map(|run| run.notices().iter().cloned()));
         Ok(RunSettings {
-            sharding: match strategy {
-                Some(name) => Sharding::Custom(name.into()),
-                None => state.sharding(config),
+            sharding: match (strategy, &fully_sharded) {
+                (Some(name), _) => Sharding::Custom(name.into()),
+                (None, Some(run)) => fully_sharded::sharding(run),
+                (None, None) => state.sharding(config),
             },
             precision,
             loss_scaling: self
@@ -90,14 +103,15 @@ impl ProgramSettings {
             reduction: config.gradient_allreduce_op,
             find_unused_parameters: self.find_unused_parameters.or(unused_in_file).unwrap_or(false),
             bucket_bytes: self.bucket_bytes.or(bucket_in_file),
-            gathering: self.gathering.clone().unwrap_or(gathering_in_file),
+            gathering: self.gathering.clone().unwrap_or(by_default),
             disk: self.disk.clone().or(state.disk(config)?),
             gather_weights_on_save: said.gather_weights_on_save.as_ref().map_or(
                 zero.gather_16bit_weights_on_model_save == Setting::Given(true),
                 |given| given.value,
             ),
-            notices: state.notices(&said),
+            notices,
             deepspeed: filled,
+            fully_sharded,
         })
     }
 }

@@ -1,13 +1,15 @@
 //! The variables of the environment that say what a run is, as typed values.
 
+use super::fully_sharded;
 use super::given::Given;
 use crate::deepspeed::{MixedPrecision, OffloadDevice};
 use crate::environment as variable;
 use crate::{Error, Result};
+use sconce_fsdp::FullyShardedOptions;
 use std::path::PathBuf;
 
 pub(super) const ABOVE_ZERO: &str = "expected a whole number above 0";
-const TRUE_OR_FALSE: &str = "expected true or false";
+pub(super) const TRUE_OR_FALSE: &str = "expected true or false";
 const FROM_ZERO: &str = "expected a number from 0; 0 turns clipping off";
 
 /// What the environment says of a run.
@@ -17,6 +19,8 @@ pub(super) struct Variables {
     pub(super) mixed_precision: Option<Given<MixedPrecision>>,
     /// `None` where DeepSpeed is not asked for; its variables are not looked at then.
     pub(super) deepspeed: Option<DeepSpeedVariables>,
+    /// `None` where FSDP is not asked for; its variables are not looked at then.
+    pub(super) fully_sharded: Option<FullyShardedOptions>,
 }
 
 /// Variables that count only where `ACCELERATE_USE_DEEPSPEED` is true.
@@ -48,6 +52,7 @@ impl Variables {
                 precision,
             )?,
             deepspeed: DeepSpeedVariables::read(&environment)?,
+            fully_sharded: fully_sharded::read(&environment)?,
         })
     }
 }
@@ -105,14 +110,15 @@ impl Environment<'_> {
         Ok(given.map(|given| given.value))
     }
 
-    fn text(&self, name: &str) -> Option<String> {
+    /// Returns the text of a variable without blanks around it.
+    pub(super) fn text(&self, name: &str) -> Option<String> {
         (self.lookup)(name)
             .map(|value| value.trim().to_owned())
             .filter(|value| !value.is_empty())
     }
 
     /// Reads a variable that one value can be parsed from.
-    fn read<T>(
+    pub(super) fn read<T>(
         &self,
         name: &'static str,
         expected: &str,
@@ -130,7 +136,7 @@ impl Environment<'_> {
     }
 }
 
-fn whole_above_zero(text: &str) -> Option<u64> {
+pub(super) fn whole_above_zero(text: &str) -> Option<u64> {
     text.parse().ok().filter(|number| *number > 0)
 }
 
@@ -143,10 +149,10 @@ fn precision(text: &str) -> Option<MixedPrecision> {
     }
 }
 
-fn true_or_false(text: &str) -> Option<bool> {
+pub(super) fn true_or_false(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
-        "true" | "1" | "yes" | "on" => Some(true),
-        "false" | "0" | "no" | "off" => Some(false),
+        "true" | "1" | "yes" | "y" | "t" | "on" => Some(true),
+        "false" | "0" | "no" | "n" | "f" | "off" => Some(false),
         _ => None,
     }
 }
