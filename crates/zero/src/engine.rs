@@ -139,7 +139,7 @@ impl Engine {
     /// Sharded parameters are gathered unit by unit and copied; others are the tensors that the model computes with.
     ///
     /// # Errors
-    /// [`Error::Order`] while a unit runs, and failures of the group.
+    /// Failures of the group.
     pub fn tensors(&self, wanted: bool) -> Result<Vec<(String, Tensor)>> {
         let parameters = self.parameters.all();
         let mut tensors = Vec::new();
@@ -177,7 +177,8 @@ impl Engine {
     /// all ranks.
     ///
     /// # Errors
-    /// Those of `work`, which end the group, and failures of the group.
+    /// [`Error::Setting`] for a rank that is not in the group; [`Error::Order`] while a unit runs and in another scope;
+    /// those of `work`, which end the group, and failures of the group.
     pub fn edit<R>(
         &self,
         which: &ParameterSet,
@@ -186,6 +187,14 @@ impl Engine {
     ) -> Result<R> {
         let parameters = self.parameters.all();
         let numbers = self.numbers_of(which, &parameters);
+        if rank >= self.communicator.size() {
+            return Err(Error::Setting {
+                setting: "rank",
+                value: rank.to_string(),
+                expected: "a rank of the group",
+            });
+        }
+        self.units.release_all()?;
         let outcome = self.units.with_present(&numbers, || {
             let scope = Gathered::new(numbers.iter().map(|number| &parameters[*number]), true);
             let result = work(&scope)?;
@@ -246,6 +255,7 @@ impl Engine {
                 shape: loss.dims().to_vec(),
             });
         }
+        self.units.explain_loss(loss);
         let outcome = stacker::maybe_grow(BACKWARD_STACK / 2, BACKWARD_STACK, || {
             self.backward_here(loss, synchronise)
         });

@@ -205,6 +205,8 @@ pub(crate) struct UnitOfParameters {
     pub(crate) name: String,
     /// The parameters asked for while it was built, those of units inside it excepted.
     pub(crate) parameters: Vec<usize>,
+    /// The unit in which it was built.
+    pub(crate) outer: Option<usize>,
 }
 
 /// Who takes what happens in a backward.
@@ -252,6 +254,9 @@ impl Parameters {
                     first: format!("{} {:?}", known.dtype().as_str(), known.dims()),
                     second: format!("{} {:?}", dtype.as_str(), shape.dims()),
                 });
+            }
+            if registered.open.is_empty() && registered.parameters[*number].placement.parameter == Residence::Sharded {
+                return Err(Error::OutsideUnit { name: name.into() });
             }
             let known = known.clone();
             registered.enter_into_unit(*number);
@@ -332,9 +337,11 @@ impl Parameters {
     pub(crate) fn open_unit(&self, name: &str) -> usize {
         let mut registered = self.lock();
         let number = registered.units.len();
+        let outer = registered.open.last().map(|(unit, _)| *unit);
         registered.units.push(UnitOfParameters {
             name: name.into(),
             parameters: Vec::new(),
+            outer,
         });
         registered.open.push((number, Vec::new()));
         number
@@ -371,9 +378,27 @@ impl Parameters {
         Ok(())
     }
 
-    /// Refuses further parameters; those there are can still be asked for.
-    pub(crate) fn seal(&self) {
-        self.lock().sealed = true;
+    /// Refuses further parameters; those there are can still be asked for. Fails while a unit is being built.
+    pub(crate) fn seal(&self) -> Result<()> {
+        let mut registered = self.lock();
+        if registered.open.is_empty() {
+            registered.sealed = true;
+            return Ok(());
+        }
+        Err(Error::Order {
+            what: "use of the model while one of its units is being built",
+            hint: "build the whole model first, then run it",
+        })
+    }
+
+    /// Says whether any parameter is sharded.
+    pub(crate) fn has_shards(&self) -> bool {
+        !self.lock().shards.is_empty()
+    }
+
+    /// Returns the number of units declared so far.
+    pub(crate) fn unit_count(&self) -> usize {
+        self.lock().units.len()
     }
 
     /// Returns the parameters created so far.

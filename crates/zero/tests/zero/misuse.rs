@@ -16,7 +16,7 @@ fn one() -> (Engine, Tensor) {
 }
 
 #[track_caller]
-fn assert_says<T>(outcome: Result<T, impl std::fmt::Display>, parts: &[&str]) {
+pub(crate) fn assert_says<T>(outcome: Result<T, impl std::fmt::Display>, parts: &[&str]) {
     let Err(error) = outcome else {
         panic!("an error was expected")
     };
