@@ -182,6 +182,7 @@ fn half_precision_parameters_with_their_f32_masters() {
                     let loss = mean_square(&hidden.to_dtype(DType::F32).unwrap()).unwrap();
                     engine.backward(&loss, true).unwrap();
                     engine.step(0.003).unwrap();
+                    engine.zero_grad();
                     trace.extend(bits(&flat(&loss)));
                 }
                 let tensors = engine.tensors(true).unwrap();

@@ -85,6 +85,7 @@ impl<M> Case<M> {
                     let loss = (self.loss)(&model, &rows(step, engine.communicator().rank())).unwrap();
                     engine.backward(&loss, true).unwrap();
                     engine.step(RATE).unwrap();
+                    engine.zero_grad();
                     trace.extend(bits(&flat(&loss)));
                 }
                 trace.extend(bits(&values(engine)));

@@ -67,22 +67,28 @@ fn ranks_that_run_units_in_another_order_are_told_both_names() {
 
 #[test]
 fn a_unit_that_only_some_ranks_run_is_an_error_on_all_and_no_hang() {
-    let errors = on_ranks(3, |communicator| {
-        let engine = sharded(&communicator);
-        let [encoder, decoder] = layers(&engine);
-        let mut hidden = encoder.forward(&rows(0, 0)).unwrap();
-        if communicator.rank() != 1 {
-            hidden = match decoder.forward(&hidden) {
-                Ok(hidden) => hidden,
-                Err(error) => return error.to_string(),
+    for find_unused_parameters in [false, true] {
+        let errors = on_ranks(3, |communicator| {
+            let options = EngineOptions {
+                strategy: Box::new(SHARDED),
+                find_unused_parameters,
+                ..EngineOptions::default()
             };
-        }
-        engine
-            .backward(&mean_square(&hidden).unwrap(), true)
-            .unwrap_err()
-            .to_string()
-    });
-    assert!(errors.iter().any(|error| error.contains("\"decoder\"")), "{errors:?}");
+            let engine = engine(&communicator, options);
+            let [encoder, decoder] = layers(&engine);
+            let mut hidden = encoder.forward(&rows(0, 0)).unwrap();
+            if communicator.rank() != 1 {
+                hidden = match decoder.forward(&hidden) {
+                    Ok(hidden) => hidden,
+                    Err(error) => return error.to_string(),
+                };
+            }
+            let loss = mean_square(&hidden).unwrap();
+            engine.backward(&loss, true).unwrap_err().to_string()
+        });
+        let is_said = |error: &String| error.contains("decoder") || error.contains("different operations");
+        assert!(errors.iter().all(is_said), "{errors:?}");
+    }
 }
 
 #[test]

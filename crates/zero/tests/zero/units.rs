@@ -169,7 +169,8 @@ fn a_unit_may_hand_out_its_parameters_and_views_of_them() {
         |vb| unit(vb, "table", |vb| weight(&vb, (WIDTH, WIDTH), "weight")),
         |table, rows| {
             let [whole, turned] = table.run(Vec::new(), |weight, _: Vec<Tensor>| Ok([weight.clone(), weight.t()?]))?;
-            mean_square(&rows.matmul(&whole)?.tanh()?.matmul(&turned)?)
+            // By elements: a product of matrices sums in an order that depends on how they lie.
+            mean_square(&(rows.matmul(&whole)?.tanh()? * turned.narrow(0, 0, 5)?)?)
         },
     )
     .check();
