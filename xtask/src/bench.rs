@@ -14,6 +14,8 @@ use xshell::{Shell, cmd};
 pub(crate) enum Suite {
     /// Collective operations, by size and number of ranks.
     Collectives,
+    /// Optimizer steps with state on disk.
+    Offload,
     /// Optimizer steps over flat memory.
     Optimizer,
     /// Whole training steps.
@@ -24,6 +26,7 @@ impl Suite {
     fn program(self) -> &'static str {
         match self {
             Self::Collectives => "collectives",
+            Self::Offload => "offload",
             Self::Optimizer => "optimizer",
             Self::Train => "train",
         }

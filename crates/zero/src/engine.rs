@@ -1,28 +1,25 @@
 //! The engine: one model's parameters, gradients and optimizer on one rank.
 
-use crate::bucket::Held;
 use crate::gathered::Gathered;
 use crate::gradients::{Gradients, bytes_of};
 use crate::layout::{BucketLayout, buckets};
 use crate::optimizer::in_range;
-use crate::parameters::{Home, Master, Parameter, Parameters, Receivers};
-use crate::storage::{Values, with_bytes};
+use crate::parameters::{Home, Parameter, Parameters, Receivers};
+use crate::stepper::Stepper;
+use crate::storage::with_bytes;
 use crate::units::Units;
 use crate::var_builder::ManagedBackend;
 use crate::{
-    EngineOptions, Error, MemoryReport, Norm, OptimizerRule, ParameterInfo, ParameterSet, Placement, Residence, Result,
-    ShardingStrategy, StateSlices, Tier, Update, Weights,
+    DiskOptions, EngineOptions, Error, MemoryReport, Norm, OptimizerRule, ParameterInfo, ParameterSet, Placement,
+    Residence, Result, ShardingStrategy, Tier, Weights,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use rayon::prelude::*;
 use sconce_collectives::Communicator;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Stack for the backward pass: candle's backward recurses over the graph, some 200 bytes to a few KiB a node.
 const BACKWARD_STACK: usize = 512 << 20;
-/// Elements updated by one task of the optimizer.
-const BLOCK: usize = 1 << 15;
 
 /// One model's managed parameters, their gradients and their optimizer.
 ///
@@ -35,7 +32,7 @@ pub struct Engine {
     parameters: Arc<Parameters>,
     gradients: Arc<Gradients>,
     units: Arc<Units>,
-    optimizer: Mutex<Option<Optimizer>>,
+    stepper: Mutex<Option<Stepper>>,
 }
 
 /// What the engine itself looks up of its options.
@@ -44,15 +41,7 @@ struct Options {
     find_unused_parameters: bool,
     first_bucket_bytes: usize,
     bucket_bytes: usize,
-}
-
-#[derive(Debug)]
-struct Optimizer {
-    rule: Box<dyn OptimizerRule>,
-    /// How often each parameter has been updated.
-    steps: Vec<u64>,
-    /// Per bucket, one flat array per state name.
-    state: Vec<[Vec<f32>; StateSlices::MOST]>,
+    disk: Option<DiskOptions>,
 }
 
 impl Engine {
@@ -64,7 +53,12 @@ impl Engine {
         let strategy: Arc<dyn ShardingStrategy> = Arc::from(options.strategy);
         let place = (communicator.rank(), communicator.size());
         let parameters = Arc::new(Parameters::new(Arc::clone(&strategy), options.frozen, place));
-        let units = Units::new(Arc::clone(&communicator), options.gathering, Arc::clone(&parameters));
+        let units = Units::new(
+            Arc::clone(&communicator),
+            options.gathering,
+            options.disk.clone(),
+            Arc::clone(&parameters),
+        );
         Ok(Self {
             communicator,
             strategy,
@@ -72,11 +66,12 @@ impl Engine {
                 find_unused_parameters: options.find_unused_parameters,
                 first_bucket_bytes: options.first_bucket_bytes,
                 bucket_bytes: options.bucket_bytes,
+                disk: options.disk,
             },
             parameters,
             gradients: Arc::default(),
             units: Arc::new(units),
-            optimizer: Mutex::new(None),
+            stepper: Mutex::new(None),
         })
     }
 
@@ -106,14 +101,15 @@ impl Engine {
         let held = held.chain(shards.iter().map(|shard| shard.bytes()));
         let (parameters, masters) = held.fold((0, 0), |sum, bytes| (sum.0 + bytes.0, sum.1 + bytes.1));
         let live = self.units.live();
-        let optimizer = self.optimizer();
-        let state = optimizer.iter().flat_map(|optimizer| &optimizer.state).flatten();
+        let (optimizer_state, on_disk) = self.stepper().as_ref().map_or((0, 0), Stepper::bytes);
+        let (shares_on_disk, shares_in_passing) = self.units.disk_bytes();
         MemoryReport {
             parameters: parameters as u64,
             masters: masters as u64,
             gradients,
-            optimizer_state: state.map(|array| (array.len() * size_of::<f32>()) as u64).sum(),
-            buffers,
+            optimizer_state,
+            on_disk: on_disk + shares_on_disk,
+            buffers: buffers + shares_in_passing,
             gathered: live.bytes as u64,
             gathered_peak: live.peak_bytes as u64,
         }
@@ -194,6 +190,13 @@ impl Engine {
                 expected: "a rank of the group",
             });
         }
+        if let Some(number) = numbers.iter().find(|number| !parameters[**number].has_its_values()) {
+            return Err(Error::Edit {
+                name: parameters[*number].info.name.clone(),
+                reason: "its f32 values are on disk since the first step; edit before it, or keep them in memory"
+                    .into(),
+            });
+        }
         self.units.release_all()?;
         let outcome = self.units.with_present(&numbers, || {
             let scope = Gathered::new(numbers.iter().map(|number| &parameters[*number]), true);
@@ -234,11 +237,8 @@ impl Engine {
             .iter()
             .try_for_each(|parameter| parameter.synchronise(group))?;
         self.units.make_ready()?;
-        *self.optimizer() = Some(Optimizer {
-            rule,
-            steps: vec![0; parameters.len()],
-            state: Vec::new(),
-        });
+        let (disk, rank) = (self.options.disk.clone(), self.communicator.rank());
+        *self.stepper() = Some(Stepper::new(rule, disk, rank, parameters.len()));
         Ok(())
     }
 
@@ -321,8 +321,8 @@ impl Engine {
     /// # Errors
     /// [`Error::Order`] before an optimizer is set, and when no gradients are held that the last backward synchronised.
     pub fn step(&self, learning_rate: f64) -> Result<()> {
-        let mut optimizer = self.optimizer();
-        let Some(Optimizer { rule, steps, state }) = optimizer.as_mut() else {
+        let mut stepper = self.stepper();
+        let Some(stepper) = stepper.as_mut() else {
             return Err(Error::Order {
                 what: "step",
                 hint: "set an optimizer first (prepare)",
@@ -332,25 +332,8 @@ impl Engine {
         self.units.release_all()?;
         let parameters = self.parameters.all();
         let gradient_scale = self.gradients.scale();
-        self.gradients.with_held(|buckets, held| {
-            if state.is_empty() {
-                *state = buckets
-                    .iter()
-                    .map(|bucket| new_state(&**rule, bucket.elements()))
-                    .collect();
-            }
-            let updated = steps.iter_mut().zip(held);
-            updated.for_each(|(steps, held)| *steps += u64::from(*held));
-            let update_of = |parameter: usize| {
-                held[parameter].then(|| Update {
-                    learning_rate,
-                    step: steps[parameter],
-                    gradient_scale,
-                })
-            };
-            let mut pairs = buckets.iter().zip(state);
-            pairs.try_for_each(|(bucket, state)| step_bucket(&**rule, &update_of, &parameters, bucket, state))
-        })??;
+        self.gradients
+            .with_held(|buckets, holds| stepper.step(learning_rate, gradient_scale, buckets, holds, &parameters))??;
         self.exchange_values(&parameters)
     }
 
@@ -458,7 +441,11 @@ impl Engine {
                 Placement {
                     optimizer_state_tier: Tier::Disk,
                     ..
-                } => "state on disk is not there yet in this version",
+                }
+                | Placement {
+                    parameter_tier: Tier::Disk,
+                    ..
+                } if self.options.disk.is_none() => "state on disk needs a folder: set EngineOptions::disk",
                 Placement {
                     gradient: Residence::Sharded,
                     optimizer_state: Residence::Replicated,
@@ -507,68 +494,7 @@ impl Engine {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    fn optimizer(&self) -> MutexGuard<'_, Option<Optimizer>> {
-        self.optimizer.lock().unwrap_or_else(PoisonError::into_inner)
+    fn stepper(&self) -> MutexGuard<'_, Option<Stepper>> {
+        self.stepper.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn new_state(rule: &dyn OptimizerRule, elements: usize) -> [Vec<f32>; StateSlices::MOST] {
-    let (kept, initial) = (rule.state_names().len(), rule.initial_state());
-    std::array::from_fn(|number| {
-        if number < kept {
-            vec![initial[number]; elements]
-        } else {
-            Vec::new()
-        }
-    })
-}
-
-/// Updates those elements of one bucket's parameters whose reduced gradient this rank holds.
-fn step_bucket(
-    rule: &dyn OptimizerRule,
-    update_of: &dyn Fn(usize) -> Option<Update>,
-    parameters: &[Parameter],
-    bucket: &Held<'_>,
-    state: &mut [Vec<f32>; StateSlices::MOST],
-) -> Result<()> {
-    for slot in &bucket.layout.slots {
-        let Some(update) = update_of(slot.parameter) else {
-            continue;
-        };
-        for part in bucket.parts.clone() {
-            let place = bucket.place(slot, part);
-            let state = state
-                .each_mut()
-                .map(|state| state.get_mut(place.clone()).unwrap_or_default());
-            let gradient = bucket.gradient(slot, part);
-            parameters[slot.parameter].with_master(slot.chunk(part), |master| match master {
-                Master::Itself(Values::F32(values)) => step_parameter(rule, &update, values, gradient, state),
-                Master::Apart { masters, copy } => {
-                    step_parameter(rule, &update, masters, gradient, state);
-                    copy.round_from(masters);
-                }
-                Master::Itself(_) => {}
-            })?;
-        }
-    }
-    Ok(())
-}
-
-/// Updates one parameter, in parallel over pieces of fixed size; a state array that the rule does not keep is empty.
-fn step_parameter(
-    rule: &dyn OptimizerRule,
-    update: &Update,
-    values: &mut [f32],
-    gradient: &[f32],
-    state: [&mut [f32]; StateSlices::MOST],
-) {
-    let mut state = state.map(|state| state.chunks_mut(BLOCK));
-    let mut pieces = Vec::new();
-    for (values, gradient) in values.chunks_mut(BLOCK).zip(gradient.chunks(BLOCK)) {
-        let state = state.each_mut().map(|chunks| chunks.next().unwrap_or_default());
-        pieces.push((values, gradient, StateSlices(state)));
-    }
-    pieces
-        .into_par_iter()
-        .for_each(|(values, gradient, state)| rule.update(update, values, gradient, state));
 }

@@ -1,5 +1,6 @@
 //! The one error type of this crate.
 
+use std::io;
 use std::path::PathBuf;
 
 /// A result whose error is [`Error`].
@@ -167,6 +168,85 @@ pub enum Error {
     LossScaleAtMinimum {
         /// The minimum.
         minimum: f64,
+    },
+    /// No file for training state can be made.
+    #[error(
+        "no file for training state can be made in {}: {source}; give an existing folder that this user may write to",
+        folder.display()
+    )]
+    DiskFolder {
+        /// The folder.
+        folder: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// There is no room for training state.
+    #[error(
+        "{}: cannot reserve {bytes} bytes for training state: {source}; free space on that disk or choose a folder on a \
+         larger one",
+        path.display()
+    )]
+    DiskSpace {
+        /// The file.
+        path: PathBuf,
+        /// How much was asked for.
+        bytes: u64,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A file with training state cannot be read or written.
+    #[error(
+        "{}: {action} {bytes} bytes at byte {offset} failed: {source}; the training state in this file is lost: resume \
+         from the last checkpoint, which is as it was",
+        path.display()
+    )]
+    DiskAccess {
+        /// The file.
+        path: PathBuf,
+        /// `reading` or `writing`.
+        action: &'static str,
+        /// Where in the file.
+        offset: u64,
+        /// How much.
+        bytes: usize,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A file with training state became shorter while it was in use.
+    #[error(
+        "{}: {action} at byte {offset} found a file of {found} bytes where {expected} were expected: something else \
+         truncated it. The training state in this file is lost: resume from the last checkpoint, which is as it was",
+        path.display()
+    )]
+    DiskTruncated {
+        /// The file.
+        path: PathBuf,
+        /// `reading` or `writing`.
+        action: &'static str,
+        /// Where in the file.
+        offset: u64,
+        /// The file's length now.
+        found: u64,
+        /// Its length at creation.
+        expected: u64,
+    },
+    /// Training state on disk is used after an update of it failed.
+    #[error(
+        "{}: an earlier update of the training state in this file ended half-way; resume from the last checkpoint, which \
+         is as it was",
+        path.display()
+    )]
+    DiskStateLost {
+        /// The file.
+        path: PathBuf,
+    },
+    /// No thread can be started.
+    #[error("no thread for {purpose} can be started: {source}; raise the limit of threads (ulimit -u)")]
+    Thread {
+        /// What the thread is for.
+        purpose: &'static str,
+        /// What the system says.
+        source: io::Error,
     },
     /// Ranks could not exchange data.
     #[error(transparent)]

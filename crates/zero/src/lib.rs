@@ -24,6 +24,7 @@
 #![deny(unsafe_code)]
 
 mod bucket;
+mod disk;
 mod engine;
 mod error;
 mod gates;
@@ -40,6 +41,7 @@ mod parameter_set;
 mod parameters;
 mod release;
 mod shard;
+mod stepper;
 mod storage;
 mod strategy;
 mod trace;
@@ -48,6 +50,7 @@ mod units;
 mod var_builder;
 mod weights;
 
+pub use disk::{DiskState, DiskValues};
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use gathered::Gathered;

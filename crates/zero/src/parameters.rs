@@ -69,6 +69,19 @@ pub(crate) enum Master<'a> {
     Apart { masters: &'a mut [f32], copy: Values<'a> },
 }
 
+impl<'a> Master<'a> {
+    /// Returns elements `range`.
+    pub(crate) fn slice(self, range: Range<usize>) -> Self {
+        match self {
+            Self::Itself(values) => Self::Itself(values.slice(range)),
+            Self::Apart { masters, copy } => Self::Apart {
+                masters: &mut masters[range.clone()],
+                copy: copy.slice(range),
+            },
+        }
+    }
+}
+
 impl Parameter {
     /// Describes what all ranks must agree on.
     pub(crate) fn describe(&self) -> String {
@@ -87,18 +100,18 @@ impl Parameter {
     /// Runs `work` on elements `chunk` as the optimizer updates them; of a sharded parameter that is this rank's chunk.
     pub(crate) fn with_master<R>(&self, chunk: Range<usize>, work: impl FnOnce(Master<'_>) -> R) -> Result<R> {
         match &self.home {
-            Home::Shard { shard, slot } => Ok(shard.with_master(*slot, work)),
+            Home::Shard { shard, slot } => shard.with_master(*slot, work),
             Home::Beside(masters) => {
                 let mut masters = masters.lock().unwrap_or_else(PoisonError::into_inner);
-                let within = chunk.start - masters.start..chunk.end - masters.start;
-                let masters = &mut masters.values[within];
-                let outcome = with_values(&self.tensor, |values| {
-                    work(Master::Apart {
-                        masters,
-                        copy: values.slice(chunk),
+                let Masters { start, values } = &mut *masters;
+                let masters = values.get_mut(chunk.start - *start..chunk.end - *start);
+                Ok(with_values(&self.tensor, |copy| {
+                    let copy = copy.slice(chunk);
+                    work(match masters {
+                        Some(masters) => Master::Apart { masters, copy },
+                        None => Master::Itself(copy),
                     })
-                });
-                Ok(outcome?)
+                })?)
             }
             Home::Tensor | Home::Unbuilt => Ok(with_values(&self.tensor, |values| {
                 work(Master::Itself(values.slice(chunk)))
@@ -150,9 +163,28 @@ impl Parameter {
                         masters.copy_from_slice(own);
                         copy.round_from(own);
                     }
-                });
-                Ok(())
+                })
             }
+        }
+    }
+
+    /// Says whether the values that the optimizer updates are here, rather than in its state.
+    pub(crate) fn has_its_values(&self) -> bool {
+        let is_wide = self.tensor.dtype() == DType::F32 || !self.is_trained;
+        is_wide
+            || match &self.home {
+                Home::Shard { shard, .. } => shard.bytes().1 > 0,
+                Home::Beside(masters) => !masters.lock().unwrap_or_else(PoisonError::into_inner).values.is_empty(),
+                Home::Tensor | Home::Unbuilt => true,
+            }
+    }
+
+    /// Forgets the masters, which are kept elsewhere from now on.
+    pub(crate) fn drop_masters(&self) {
+        match &self.home {
+            Home::Shard { shard, .. } => shard.drop_masters(),
+            Home::Beside(masters) => masters.lock().unwrap_or_else(PoisonError::into_inner).values = Vec::new(),
+            Home::Tensor | Home::Unbuilt => {}
         }
     }
 

@@ -6,13 +6,14 @@
 
 use crate::layout::BucketLayout;
 use crate::parameters::Master;
+use crate::release::release_buffer;
 use crate::storage::{Values, with_bytes};
-use crate::{Placement, Result};
+use crate::{DiskValues, Placement, Result};
 use candle_core::{DType, Storage, Tensor};
 use half::{bf16, f16};
 use sconce_collectives::{Buffer, Collective, Communicator, Element};
 use std::ops::Range;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// One parameter of a shard to be.
 #[derive(Debug)]
@@ -44,9 +45,22 @@ pub(crate) struct Shard {
 #[derive(Debug)]
 struct Memory {
     /// What peers gather, in the parameters' dtype.
-    values: Buffer,
+    values: Share,
     /// What the optimizer updates, in f32, where that is not `values` itself.
     masters: Option<Buffer>,
+}
+
+#[derive(Debug)]
+enum Share {
+    InMemory(Buffer),
+    OnDisk { disk: Arc<DiskShares>, offset: u64 },
+}
+
+/// The shares on disk of one rank, and memory that peers reach, through which they pass on their way to a gather.
+#[derive(Debug)]
+pub(crate) struct DiskShares {
+    pub(crate) file: DiskValues,
+    pub(crate) staging: Mutex<Buffer>,
 }
 
 impl Shard {
@@ -64,14 +78,12 @@ impl Shard {
             .iter()
             .for_each(|chunk| layout.push(chunk.parameter, chunk.elements));
         let has_masters = is_trained && dtype != DType::F32;
-        let mut memory = Memory {
-            values: Buffer::on_heap(layout.part_elements * dtype.size_in_bytes()),
-            masters: has_masters.then(|| Buffer::on_heap(layout.part_elements * size_of::<f32>())),
-        };
+        let mut values = Buffer::on_heap(layout.part_elements * dtype.size_in_bytes());
+        let mut masters = has_masters.then(|| Buffer::on_heap(layout.part_elements * size_of::<f32>()));
         for (slot, chunk) in layout.slots.iter().zip(&chunks) {
             let within = slot.within_part(rank);
-            typed(dtype, &mut memory.values, within.clone()).round_from(&chunk.values);
-            if let Some(masters) = &mut memory.masters {
+            typed(dtype, &mut values, within.clone()).round_from(&chunk.values);
+            if let Some(masters) = &mut masters {
                 masters.as_mut_slice::<f32>()[within].copy_from_slice(&chunk.values);
             }
         }
@@ -89,21 +101,39 @@ impl Shard {
             is_trained,
             tensors: chunks.into_iter().map(|chunk| chunk.tensor).collect(),
             rank,
-            memory: RwLock::new(memory),
+            memory: RwLock::new(Memory {
+                values: Share::InMemory(values),
+                masters,
+            }),
         })
     }
 
     /// Moves what peers gather into memory that they reach; called by all ranks.
     pub(crate) fn share(&self, communicator: &dyn Communicator) -> Result<()> {
         let mut memory = self.write();
-        let mut shared = communicator.allocate(memory.values.len())?;
-        shared.as_mut_slice::<u8>().copy_from_slice(memory.values.as_slice());
-        memory.values = shared;
+        if let Share::InMemory(values) = &mut memory.values {
+            let mut shared = communicator.allocate(values.len())?;
+            shared.as_mut_slice::<u8>().copy_from_slice(values.as_slice());
+            release_buffer(std::mem::replace(values, shared));
+        }
+        Ok(())
+    }
+
+    /// Moves what peers gather to disk, from byte `offset` on.
+    pub(crate) fn move_to_disk(&self, disk: &Arc<DiskShares>, offset: u64) -> Result<()> {
+        let mut memory = self.write();
+        if let Share::InMemory(values) = &memory.values {
+            disk.file.write(offset, values.as_slice())?;
+            let disk = Arc::clone(disk);
+            if let Share::InMemory(values) = std::mem::replace(&mut memory.values, Share::OnDisk { disk, offset }) {
+                release_buffer(values);
+            }
+        }
         Ok(())
     }
 
     /// Fills the tensors with all ranks' chunks; called by all ranks.
-    pub(crate) fn gather(&self, group: &dyn Communicator) -> sconce_collectives::Result<()> {
+    pub(crate) fn gather(&self, group: &dyn Communicator) -> Result<()> {
         match self.dtype {
             DType::F32 => self.gather_as::<f32>(group),
             DType::BF16 => self.gather_as::<bf16>(group),
@@ -111,9 +141,23 @@ impl Shard {
         }
     }
 
-    fn gather_as<T: Element>(&self, group: &dyn Communicator) -> sconce_collectives::Result<()> {
+    fn gather_as<T: Element>(&self, group: &dyn Communicator) -> Result<()> {
         let memory = self.read();
-        let values = &memory.values.as_slice::<T>()[..self.layout.part_elements];
+        let mut staging;
+        let values = match &memory.values {
+            Share::InMemory(values) => values,
+            Share::OnDisk { disk, offset } => {
+                staging = disk.staging.lock().unwrap_or_else(PoisonError::into_inner);
+                let bytes = &mut staging.as_mut_slice::<u8>()[..self.bytes_of_values()];
+                if let Err(error) = disk.file.read(*offset, bytes) {
+                    // Peers wait for this rank's values.
+                    group.abort(&error.to_string());
+                    return Err(error);
+                }
+                &*staging
+            }
+        };
+        let values = &values.as_slice::<T>()[..self.layout.part_elements];
         let mut outcome = Ok(());
         group.all_gather_each(values, self.label, |rank, part| {
             for (slot, tensor) in self.layout.slots.iter().zip(&self.tensors) {
@@ -136,18 +180,34 @@ impl Shard {
     }
 
     /// Runs `work` on this rank's chunk of a slot: the values the optimizer updates.
-    pub(crate) fn with_master<R>(&self, slot: usize, work: impl FnOnce(Master<'_>) -> R) -> R {
+    pub(crate) fn with_master<R>(&self, slot: usize, work: impl FnOnce(Master<'_>) -> R) -> Result<R> {
         let mut memory = self.write();
         let within = self.layout.slots[slot].within_part(self.rank);
         let Memory { values, masters } = &mut *memory;
-        let values = typed(self.dtype, values, within.clone());
-        match masters {
-            Some(masters) => work(Master::Apart {
-                masters: &mut masters.as_mut_slice::<f32>()[within],
-                copy: values,
-            }),
-            None => work(Master::Itself(values)),
+        let masters = masters
+            .as_mut()
+            .map(|masters| &mut masters.as_mut_slice::<f32>()[within.clone()]);
+        let master_of = |values| match masters {
+            Some(masters) => Master::Apart { masters, copy: values },
+            None => Master::Itself(values),
+        };
+        match values {
+            Share::InMemory(values) => Ok(work(master_of(typed(self.dtype, values, within)))),
+            Share::OnDisk { disk, offset } => {
+                let size = self.dtype.size_in_bytes();
+                let mut here = Buffer::on_heap(within.len() * size);
+                let place = *offset + (within.start * size) as u64;
+                disk.file.read(place, here.as_mut_slice())?;
+                let outcome = work(master_of(typed(self.dtype, &mut here, 0..within.len())));
+                disk.file.write(place, here.as_slice())?;
+                Ok(outcome)
+            }
         }
+    }
+
+    /// Forgets the masters, which are kept elsewhere from now on.
+    pub(crate) fn drop_masters(&self) {
+        self.write().masters = None;
     }
 
     /// Returns the name of the unit to which the parameters belong.
@@ -182,10 +242,19 @@ impl Shard {
         self.gathered_elements() * self.dtype.size_in_bytes()
     }
 
-    /// Returns the bytes held of the values that are gathered, and of masters.
+    /// Returns the bytes of this rank's values, wherever they are.
+    pub(crate) fn bytes_of_values(&self) -> usize {
+        self.layout.part_elements * self.dtype.size_in_bytes()
+    }
+
+    /// Returns the bytes held in memory of the values that are gathered, and of masters.
     pub(crate) fn bytes(&self) -> (usize, usize) {
         let memory = self.read();
-        (memory.values.len(), memory.masters.as_ref().map_or(0, Buffer::len))
+        let values = match &memory.values {
+            Share::InMemory(values) => values.len(),
+            Share::OnDisk { .. } => 0,
+        };
+        (values, memory.masters.as_ref().map_or(0, Buffer::len))
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Memory> {
@@ -261,21 +330,28 @@ mod tests {
                             let is_padding = |element: &usize| !owned.iter().any(|own| own.contains(element));
                             for element in (0..shard.layout.part_elements).filter(is_padding) {
                                 let size = dtype.size_in_bytes();
-                                memory.values.as_mut_slice::<u8>()[element * size..][..size].fill(0xff);
+                                let Share::InMemory(values) = &mut memory.values else {
+                                    panic!("the share is in memory")
+                                };
+                                values.as_mut_slice::<u8>()[element * size..][..size].fill(0xff);
                                 if let Some(masters) = &mut memory.masters {
                                     masters.as_mut_slice::<f32>()[element] = f32::NAN;
                                 }
                             }
                             drop(memory);
                             for slot in 0..sizes.len() {
-                                shard.with_master(slot, |master| match master {
-                                    Master::Itself(Values::F32(values)) => values.iter_mut().for_each(|v| *v += 1.0),
-                                    Master::Itself(_) => panic!("half precision has masters"),
-                                    Master::Apart { masters, copy } => {
-                                        masters.iter_mut().for_each(|value| *value += 1.0);
-                                        copy.round_from(masters);
-                                    }
-                                });
+                                shard
+                                    .with_master(slot, |master| match master {
+                                        Master::Itself(Values::F32(values)) => {
+                                            values.iter_mut().for_each(|v| *v += 1.0)
+                                        }
+                                        Master::Itself(_) => panic!("half precision has masters"),
+                                        Master::Apart { masters, copy } => {
+                                            masters.iter_mut().for_each(|value| *value += 1.0);
+                                            copy.round_from(masters);
+                                        }
+                                    })
+                                    .unwrap();
                             }
                             shard.gather(&*group).unwrap();
                             for (tensor, size) in shard.tensors.iter().zip(sizes) {

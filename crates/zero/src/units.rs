@@ -21,9 +21,9 @@
 //! [`Gathering`](crate::Gathering). Ranks whose models run alike start the same gathers in the same order.
 
 use crate::parameters::{Home, Parameters};
-use crate::shard::Shard;
+use crate::shard::{DiskShares, Shard};
 use crate::trace::{Event, Pass, Trace};
-use crate::{Error, Gathering, Result};
+use crate::{DiskOptions, DiskValues, Error, Gathering, Result, Tier};
 use candle_core::{DType, Tensor};
 use sconce_collectives::{Communicator, Pending};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -34,6 +34,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) struct Units {
     communicator: Arc<dyn Communicator>,
     gathering: Gathering,
+    disk: Option<DiskOptions>,
     parameters: Arc<Parameters>,
     state: Mutex<State>,
     /// Set when a loss has been reported that is no number.
@@ -60,6 +61,8 @@ struct State {
     shards: Vec<Presence>,
     /// Units that each parameter's gradient matters to.
     units_of: Vec<Vec<usize>>,
+    /// Where shares lie that are not in memory.
+    disk: Option<Arc<DiskShares>>,
     trace: Trace,
     live: Live,
 }
@@ -98,15 +101,21 @@ struct Presence {
 #[derive(Debug)]
 enum Whereabouts {
     Absent,
-    UnderWay(Pending<()>),
+    UnderWay(Pending<Result<()>>),
     Present,
 }
 
 impl Units {
-    pub(crate) fn new(communicator: Arc<dyn Communicator>, gathering: Gathering, parameters: Arc<Parameters>) -> Self {
+    pub(crate) fn new(
+        communicator: Arc<dyn Communicator>,
+        gathering: Gathering,
+        disk: Option<DiskOptions>,
+        parameters: Arc<Parameters>,
+    ) -> Self {
         Self {
             communicator,
             gathering,
+            disk,
             parameters,
             state: Mutex::default(),
             has_warned: AtomicBool::new(false),
@@ -254,6 +263,14 @@ impl Units {
         }
     }
 
+    /// Returns the bytes of shares on disk, and of the memory that they and the file's window pass through.
+    pub(crate) fn disk_bytes(&self) -> (u64, u64) {
+        let state = self.lock();
+        let Some(disk) = &state.disk else { return (0, 0) };
+        let staging = disk.staging.lock().unwrap_or_else(PoisonError::into_inner).len();
+        (disk.file.bytes_on_disk(), disk.file.bytes_in_memory() + staging as u64)
+    }
+
     /// Returns what is gathered.
     pub(crate) fn live(&self) -> Live {
         self.lock().live
@@ -307,8 +324,11 @@ impl Units {
             return;
         }
         let source = Arc::clone(&presence.shard);
-        let gather = move |_: &mut (), group: &dyn Communicator| source.gather(group);
-        presence.state = Whereabouts::UnderWay(self.communicator.run_behind((), gather));
+        let gather = move |outcome: &mut Result<()>, group: &dyn Communicator| {
+            *outcome = source.gather(group);
+            Ok(())
+        };
+        presence.state = Whereabouts::UnderWay(self.communicator.run_behind(Ok(()), gather));
         let live = &mut state.live;
         live.elements += presence.shard.gathered_elements();
         live.bytes += presence.shard.gathered_bytes();
@@ -322,9 +342,7 @@ impl Units {
         if !state.is_ready {
             self.parameters.seal()?;
             let (_, shards) = self.parameters.units();
-            if self.communicator.size() > 1 {
-                shards.iter().try_for_each(|shard| shard.share(&*self.communicator))?;
-            }
+            state.disk = self.place(&shards)?;
             let absent = |shard| Presence {
                 shard,
                 users: 0,
@@ -339,6 +357,31 @@ impl Units {
             state.add_units(&self.parameters);
         }
         Ok(state)
+    }
+
+    /// Puts this rank's shares where they stay: in memory that peers reach, or on disk.
+    fn place(&self, shards: &[Arc<Shard>]) -> Result<Option<Arc<DiskShares>>> {
+        let is_on_disk = |shard: &&Arc<Shard>| shard.layout.placement.parameter_tier == Tier::Disk;
+        let (on_disk, in_memory): (Vec<_>, Vec<_>) = shards.iter().partition(is_on_disk);
+        if self.communicator.size() > 1 {
+            in_memory
+                .iter()
+                .try_for_each(|shard| shard.share(&*self.communicator))?;
+        }
+        let bytes = on_disk.iter().map(|shard| shard.bytes_of_values());
+        let (Some(options), Some(largest)) = (&self.disk, bytes.clone().max()) else {
+            return Ok(None);
+        };
+        let disk = Arc::new(DiskShares {
+            file: DiskValues::create(options, self.communicator.rank(), bytes.sum::<usize>() as u64)?,
+            staging: Mutex::new(self.communicator.allocate(largest)?),
+        });
+        let mut offset = 0;
+        for shard in on_disk {
+            shard.move_to_disk(&disk, offset)?;
+            offset += shard.bytes_of_values() as u64;
+        }
+        Ok(Some(disk))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -451,18 +494,19 @@ impl State {
         if let Whereabouts::UnderWay(_) = presence.state {
             let state = std::mem::replace(&mut presence.state, Whereabouts::Present);
             if let Whereabouts::UnderWay(pending) = state {
-                pending.wait().map_err(|error| self.with_names(error))?;
+                let outcome = pending.wait().map_err(Error::from).flatten();
+                outcome.map_err(|error| self.with_names(error))?;
             }
         }
         Ok(())
     }
 
     /// Writes units' names for the labels of their gathers.
-    fn with_names(&self, source: sconce_collectives::Error) -> Error {
-        let sconce_collectives::Error::Mismatch { calls, .. } = &source else {
-            return source.into();
+    fn with_names(&self, error: Error) -> Error {
+        let Error::Collectives(source @ sconce_collectives::Error::Mismatch { .. }) = error else {
+            return error;
         };
-        let mut calls = calls.clone();
+        let mut calls = source.to_string();
         for Presence { shard, .. } in &self.shards {
             let label = format!("with {}", shard.written_label());
             calls = calls.replace(&label, &format!("for unit {:?}", shard.unit()));
