@@ -343,7 +343,7 @@ mod tests {
                                 shard
                                     .with_master(slot, |master| match master {
                                         Master::Itself(Values::F32(values)) => {
-                                            values.iter_mut().for_each(|v| *v += 1.0)
+                                            values.iter_mut().for_each(|v| *v += 1.0);
                                         }
                                         Master::Itself(_) => panic!("half precision has masters"),
                                         Master::Apart { masters, copy } => {

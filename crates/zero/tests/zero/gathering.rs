@@ -213,3 +213,27 @@ fn frozen_units_are_gathered_for_a_backward_only_above_trained_ones() {
         assert_eq!(gathers(&communicator) - before, UNITS as u64 + 2);
     });
 }
+
+#[test]
+fn a_unit_that_waits_for_a_gradient_that_never_comes_goes_at_the_end_of_the_backward() {
+    on_ranks(2, |communicator| {
+        let options = EngineOptions {
+            find_unused_parameters: true,
+            ..options(1, 100)
+        };
+        let engine = engine(&communicator, options);
+        let vb = builder(&engine);
+        let pair = unit(vb, "pair", |vb| {
+            Ok([weight(&vb, (8, 8), "used")?, weight(&vb, (8, 8), "unused")?])
+        })
+        .unwrap();
+        engine.set_optimizer(sgd()).unwrap();
+        for _ in 0..3 {
+            let rows = Tensor::ones((3, 8), DType::F32, &Device::Cpu).unwrap();
+            let output = pair.run(rows, |[used, _], rows| rows.matmul(used)).unwrap();
+            engine.backward(&mean_square(&output).unwrap(), true).unwrap();
+            assert_eq!(engine.memory().gathered, 0);
+            engine.zero_grad();
+        }
+    });
+}
