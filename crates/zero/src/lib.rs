@@ -57,7 +57,7 @@ pub use gathered::Gathered;
 pub use loss_scale::{BackoffScaling, HysteresisScaling, LossScaleState, LossScaler, LossScaling};
 pub use memory_report::MemoryReport;
 pub use norm::Norm;
-pub use optimizer::{Adagrad, Adam, AdamW, Lion, OptimizerRule, Sgd, StateSlices, Update};
+pub use optimizer::{Adagrad, Adam, AdamW, Gradient, HalfMut, Lion, OptimizerRule, Sgd, StateSlices, Update, Values};
 pub use options::{DiskOptions, EngineOptions, Gathering};
 pub use parameter_set::ParameterSet;
 pub use parameters::ParameterInfo;

@@ -3,7 +3,7 @@
 use crate::gradients::Gradients;
 use crate::hook::{GradientHook, anchor};
 use crate::shard::{Chunk, Shard};
-use crate::storage::{Values, is_managed_dtype, with_values, zeros};
+use crate::storage::{ElementsMut, is_managed_dtype, with_values, zeros};
 use crate::units::Units;
 use crate::{Error, ParameterSet, Placement, Residence, Result, ShardingStrategy, Tier};
 use candle_core::op::BackpropOp;
@@ -60,13 +60,16 @@ pub(crate) struct Masters {
     values: Vec<f32>,
 }
 
-/// Values that an optimizer updates.
+/// ElementsMut that an optimizer updates.
 #[derive(Debug)]
 pub(crate) enum Master<'a> {
     /// The values that the model computes with.
-    Itself(Values<'a>),
+    Itself(ElementsMut<'a>),
     /// f32 values; those that the model computes with are their copy.
-    Apart { masters: &'a mut [f32], copy: Values<'a> },
+    Apart {
+        masters: &'a mut [f32],
+        copy: ElementsMut<'a>,
+    },
 }
 
 impl<'a> Master<'a> {
@@ -124,9 +127,9 @@ impl Parameter {
         match &self.home {
             Home::Shard { .. } | Home::Unbuilt => Ok(()),
             Home::Tensor => with_values(&self.tensor, |values| match values {
-                Values::F32(values) => group.broadcast(values, 0),
-                Values::Bf16(values) => group.broadcast(values, 0),
-                Values::F16(values) => group.broadcast(values, 0),
+                ElementsMut::F32(values) => group.broadcast(values, 0),
+                ElementsMut::Bf16(values) => group.broadcast(values, 0),
+                ElementsMut::F16(values) => group.broadcast(values, 0),
             })?
             .map_err(Error::from),
             Home::Beside(masters) => {

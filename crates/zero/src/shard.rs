@@ -7,7 +7,7 @@
 use crate::layout::BucketLayout;
 use crate::parameters::Master;
 use crate::release::release_buffer;
-use crate::storage::{Values, with_bytes};
+use crate::storage::{ElementsMut, with_bytes};
 use crate::{DiskValues, Placement, Result};
 use candle_core::{DType, Storage, Tensor};
 use half::{bf16, f16};
@@ -271,11 +271,11 @@ fn storage(tensor: &Tensor) -> *const Storage {
     std::ptr::from_ref(&*tensor.storage_and_layout().0)
 }
 
-fn typed(dtype: DType, buffer: &mut Buffer, within: Range<usize>) -> Values<'_> {
+fn typed(dtype: DType, buffer: &mut Buffer, within: Range<usize>) -> ElementsMut<'_> {
     match dtype {
-        DType::F32 => Values::F32(&mut buffer.as_mut_slice()[within]),
-        DType::BF16 => Values::Bf16(&mut buffer.as_mut_slice()[within]),
-        _ => Values::F16(&mut buffer.as_mut_slice()[within]),
+        DType::F32 => ElementsMut::F32(&mut buffer.as_mut_slice()[within]),
+        DType::BF16 => ElementsMut::Bf16(&mut buffer.as_mut_slice()[within]),
+        _ => ElementsMut::F16(&mut buffer.as_mut_slice()[within]),
     }
 }
 
@@ -342,7 +342,7 @@ mod tests {
                             for slot in 0..sizes.len() {
                                 shard
                                     .with_master(slot, |master| match master {
-                                        Master::Itself(Values::F32(values)) => {
+                                        Master::Itself(ElementsMut::F32(values)) => {
                                             values.iter_mut().for_each(|v| *v += 1.0);
                                         }
                                         Master::Itself(_) => panic!("half precision has masters"),

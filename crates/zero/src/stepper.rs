@@ -7,8 +7,10 @@
 
 use crate::bucket::Held;
 use crate::parameters::{Master, Parameter};
-use crate::storage::Values;
-use crate::{DiskOptions, DiskState, Error, OptimizerRule, Result, StateSlices, Tier, Update};
+use crate::storage::ElementsMut;
+use crate::{
+    DiskOptions, DiskState, Error, Gradient, HalfMut, OptimizerRule, Result, StateSlices, Tier, Update, Values,
+};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -318,15 +320,9 @@ impl Pass<'_> {
             let masters = masters.as_deref_mut().map(|masters| &mut masters[place]);
             let (parameter, chunk) = segment.of(self.buckets, self.parameters);
             parameter.with_master(chunk, |master| {
-                let (values, copy) = match (master.slice(segment.within.clone()), masters) {
-                    (Master::Itself(Values::F32(values)), _) => (values, None),
-                    (Master::Itself(copy), Some(masters)) => (masters, Some(copy)),
-                    (Master::Apart { masters, copy }, _) => (masters, Some(copy)),
-                    (Master::Itself(_), None) => return,
-                };
-                update_slices(self.rule, &update, values, gradient, slices);
-                if let Some(copy) = copy {
-                    copy.round_from(values);
+                let master = master.slice(segment.within.clone());
+                if let Some(values) = values_of(master, masters) {
+                    update_values(self.rule, &update, values, gradient, StateSlices(slices));
                 }
             })?;
         }
@@ -334,21 +330,33 @@ impl Pass<'_> {
     }
 }
 
-/// Updates some elements, in parallel over pieces of fixed size; a state array that the rule does not keep is empty.
-fn update_slices(
+/// Returns what is updated; `masters` are those that lie in the state.
+fn values_of<'a>(master: Master<'a>, masters: Option<&'a mut [f32]>) -> Option<Values<'a>> {
+    let (masters, copy) = match (master, masters) {
+        (Master::Itself(ElementsMut::F32(values)), _) => return Some(Values::F32(values)),
+        (Master::Itself(copy), Some(masters)) | (Master::Apart { masters, copy }, _) => (masters, copy),
+        (Master::Itself(_), None) => return None,
+    };
+    let copy = match copy {
+        ElementsMut::Bf16(copy) => HalfMut::Bf16(copy),
+        ElementsMut::F16(copy) => HalfMut::F16(copy),
+        // f32 values are their own masters.
+        ElementsMut::F32(_) => return None,
+    };
+    Some(Values::Masters { masters, copy })
+}
+
+/// Updates some elements, in parallel over pieces of fixed size.
+fn update_values(
     rule: &dyn OptimizerRule,
     update: &Update,
-    values: &mut [f32],
+    values: Values<'_>,
     gradient: &[f32],
-    state: [&mut [f32]; StateSlices::MOST],
+    state: StateSlices<'_>,
 ) {
-    let mut state = state.map(|state| state.chunks_mut(BLOCK));
-    let mut pieces = Vec::new();
-    for (values, gradient) in values.chunks_mut(BLOCK).zip(gradient.chunks(BLOCK)) {
-        let state = state.each_mut().map(|chunks| chunks.next().unwrap_or_default());
-        pieces.push((values, gradient, StateSlices(state)));
-    }
+    let gradients = gradient.chunks(BLOCK).map(Gradient::F32);
+    let pieces: Vec<_> = values.chunks(BLOCK).zip(gradients).zip(state.chunks(BLOCK)).collect();
     pieces
         .into_par_iter()
-        .for_each(|(values, gradient, state)| rule.update(update, values, gradient, state));
+        .for_each(|((values, gradient), state)| rule.update_values(update, values, gradient, state));
 }

@@ -27,6 +27,7 @@ mod interleaving;
 mod loss_scale;
 mod misuse;
 mod offload;
+mod optimizer_precision;
 mod optimizers;
 mod oracle;
 mod padding;
