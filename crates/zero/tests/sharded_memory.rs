@@ -1,5 +1,7 @@
 //! A model that is sharded never lies in memory as a whole: measured on the process, hence a program of its own.
 
+#![cfg(target_os = "linux")]
+
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Init;
 use sconce_collectives::{Options, shm};
@@ -24,7 +26,6 @@ fn own_memory() -> u64 {
     kibibytes << 10
 }
 
-#[cfg(target_os = "linux")]
 #[test]
 fn four_ranks_hold_one_model_together_from_its_making_to_its_step() {
     let (before, everyone) = (own_memory(), Barrier::new(RANKS));
