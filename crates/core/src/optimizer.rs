@@ -2,9 +2,9 @@
 
 use crate::Result;
 use crate::accumulation::Accumulation;
-use sconce_zero::Engine;
+use sconce_zero::{Engine, Stepped};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// A prepared optimizer.
 #[derive(Debug)]
@@ -12,6 +12,7 @@ pub struct Optimizer {
     engine: Arc<Engine>,
     accumulation: Arc<Accumulation>,
     learning_rate: Arc<LearningRate>,
+    step_was_skipped: Arc<AtomicBool>,
 }
 
 /// A learning rate that optimizer and scheduler share.
@@ -45,16 +46,21 @@ impl Optimizer {
             engine,
             accumulation,
             learning_rate,
+            step_was_skipped: Arc::default(),
         }
     }
 
     /// Updates the parameters; does nothing inside an accumulation window.
     ///
+    /// With loss scaling a step is skipped on all ranks when a gradient of any rank overflowed, and the gradients are
+    /// forgotten; see [`Optimizer::step_was_skipped`].
+    ///
     /// # Errors
     /// When there are no gradients (no backward since the last `zero_grad`), or the last backward failed.
     pub fn step(&mut self) -> Result<()> {
         if self.accumulation.synchronises() {
-            self.engine.step(self.learning_rate.get())?;
+            let stepped = self.engine.step(self.learning_rate.get())?;
+            self.step_was_skipped.store(stepped == Stepped::Skipped, Relaxed);
         }
         Ok(())
     }
@@ -70,6 +76,12 @@ impl Optimizer {
         Ok(())
     }
 
+    /// Says whether the last step was skipped because a gradient of some rank was not finite. The scheduler does not
+    /// advance after such a step.
+    pub fn step_was_skipped(&self) -> bool {
+        self.step_was_skipped.load(Relaxed)
+    }
+
     /// Returns the learning rate of the next step.
     pub fn learning_rate(&self) -> f64 {
         self.learning_rate.get()
@@ -82,6 +94,10 @@ impl Optimizer {
 
     pub(crate) fn shared_learning_rate(&self) -> Arc<LearningRate> {
         Arc::clone(&self.learning_rate)
+    }
+
+    pub(crate) fn shared_skip(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.step_was_skipped)
     }
 
     pub(crate) fn shared_accumulation(&self) -> Arc<Accumulation> {

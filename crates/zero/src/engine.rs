@@ -1,17 +1,19 @@
 //! The engine: one model's parameters, gradients and optimizer on one rank.
 
 use crate::bucket::Held;
+use crate::candle_optimizer::{CandleOptimizer, SharesInVariables};
 use crate::gathered::Gathered;
 use crate::gradients::{Gradients, bytes_of};
 use crate::layout::{BucketLayout, buckets};
-use crate::optimizer::in_range;
+use crate::loss_guard::{LossGuard, scaled};
+use crate::optimizer::{assign, in_range, rules_at, warn_of_empty};
 use crate::parameters::{Home, Master, Parameter, Parameters, Receivers};
 use crate::storage::{Values, with_bytes};
 use crate::units::Units;
 use crate::var_builder::ManagedBackend;
 use crate::{
-    EngineOptions, Error, MemoryReport, Norm, OptimizerRule, ParameterInfo, ParameterSet, Placement, Residence, Result,
-    ShardingStrategy, StateSlices, Tier, Update, Weights,
+    EngineOptions, Error, LossScaleState, MemoryReport, Norm, OptimizerRule, ParameterInfo, ParameterSet, Placement,
+    Residence, Result, ShardingStrategy, StateSlices, Stepped, Tier, Update, Weights,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
@@ -36,6 +38,9 @@ pub struct Engine {
     gradients: Arc<Gradients>,
     units: Arc<Units>,
     optimizer: Mutex<Option<Optimizer>>,
+    /// In the place of `optimizer`.
+    candle_optimizer: Mutex<Option<SharesInVariables>>,
+    loss_guard: Mutex<LossGuard>,
 }
 
 /// What the engine itself looks up of its options.
@@ -49,6 +54,8 @@ struct Options {
 #[derive(Debug)]
 struct Optimizer {
     rule: Box<dyn OptimizerRule>,
+    /// The number of each parameter's group.
+    groups: Vec<usize>,
     /// How often each parameter has been updated.
     steps: Vec<u64>,
     /// Per bucket, one flat array per state name.
@@ -59,8 +66,9 @@ impl Engine {
     /// Makes an engine for the ranks of `communicator`.
     ///
     /// # Errors
-    /// None in this version.
+    /// [`Error::Setting`] for a loss scale out of range.
     pub fn new(communicator: Arc<dyn Communicator>, options: EngineOptions) -> Result<Self> {
+        let loss_guard = LossGuard::new(&options)?;
         let strategy: Arc<dyn ShardingStrategy> = Arc::from(options.strategy);
         let place = (communicator.rank(), communicator.size());
         let parameters = Arc::new(Parameters::new(Arc::clone(&strategy), options.frozen, place));
@@ -77,6 +85,8 @@ impl Engine {
             gradients: Arc::default(),
             units: Arc::new(units),
             optimizer: Mutex::new(None),
+            candle_optimizer: Mutex::new(None),
+            loss_guard: Mutex::new(loss_guard),
         })
     }
 
@@ -110,7 +120,7 @@ impl Engine {
         let state = optimizer.iter().flat_map(|optimizer| &optimizer.state).flatten();
         MemoryReport {
             parameters: parameters as u64,
-            masters: masters as u64,
+            masters: (masters + self.candle_optimizer().as_ref().map_or(0, SharesInVariables::bytes)) as u64,
             gradients,
             optimizer_state: state.map(|array| (array.len() * size_of::<f32>()) as u64).sum(),
             buffers,
@@ -204,7 +214,7 @@ impl Engine {
         (0..parameters.len()).filter(contained).collect()
     }
 
-    /// Sets the update rule, after the model has been built; checks that all ranks built the same model and gives all
+    /// Sets the update rule, which may be several ([`ParameterGroups`](crate::ParameterGroups)), after the model has been built; checks that all ranks built the same model and gives all
     /// of them rank 0's values.
     ///
     /// # Errors
@@ -212,30 +222,71 @@ impl Engine {
     pub fn set_optimizer(&self, rule: Box<dyn OptimizerRule>) -> Result<()> {
         rule.check()?;
         let parameters = self.parameters.all();
-        if parameters.is_empty() {
-            return Err(Error::Order {
-                what: "setting an optimizer",
-                hint: "build the model from this engine's var_builder first: it has no parameters yet",
-            });
+        let groups = assign(&*rule, parameters.iter().map(|parameter| &*parameter.info));
+        self.complete_model(&parameters, &groups)?;
+        if self.communicator.rank() == 0 {
+            let trained = parameters.iter().zip(&groups).filter(|(p, _)| p.is_trained);
+            warn_of_empty(&*rule, &trained.map(|(_, group)| *group).collect::<Vec<_>>());
         }
-        self.check_placements(&parameters)?;
-        self.check_same_model(&parameters)?;
-        let group = &*self.communicator;
-        parameters
-            .iter()
-            .try_for_each(|parameter| parameter.synchronise(group))?;
-        self.units.make_ready()?;
+        *self.candle_optimizer() = None;
         *self.optimizer() = Some(Optimizer {
             rule,
+            groups,
             steps: vec![0; parameters.len()],
             state: Vec::new(),
         });
         Ok(())
     }
 
+    /// Sets an optimizer of candle's kind in the place of an update rule, and returns its own learning rate; else as
+    /// [`Engine::set_optimizer`].
+    ///
+    /// [`Engine::step`] sets its learning rate. A step of it that fails ends the group, because other ranks' may not have
+    /// failed.
+    ///
+    /// # Errors
+    /// As there, and the optimizer's own.
+    pub fn set_candle_optimizer(&self, optimizer: CandleOptimizer) -> Result<f64> {
+        let parameters = self.parameters.all();
+        self.complete_model(&parameters, &vec![0; parameters.len()])?;
+        let is_on_disk = |p: &&Parameter| p.is_trained && p.placement.optimizer_state_tier == Tier::Disk;
+        if let Some(parameter) = parameters.iter().find(is_on_disk) {
+            return Err(Error::UnsupportedPlacement {
+                strategy: self.strategy.name().into(),
+                name: parameter.info.name.clone(),
+                reason: "a candle optimizer keeps its state in memory; use one of this crate's rules for state on disk",
+            });
+        }
+        let optimizer = optimizer.over(&parameters, self.communicator.rank(), self.communicator.size())?;
+        let learning_rate = optimizer.learning_rate();
+        *self.optimizer() = None;
+        *self.candle_optimizer() = Some(optimizer);
+        Ok(learning_rate)
+    }
+
+    /// Checks that all ranks built one model, in the same groups, and can place it; gives all of them rank 0's values.
+    fn complete_model(&self, parameters: &[Parameter], groups: &[usize]) -> Result<()> {
+        if parameters.is_empty() {
+            return Err(Error::Order {
+                what: "setting an optimizer",
+                hint: "build the model from this engine's var_builder first: it has no parameters yet",
+            });
+        }
+        self.check_placements(parameters)?;
+        self.check_same_model(parameters, groups)?;
+        let group = &*self.communicator;
+        parameters
+            .iter()
+            .try_for_each(|parameter| parameter.synchronise(group))?;
+        self.units.make_ready()
+    }
+
     /// Back-propagates a loss of one element; with `synchronise` the gradients become the mean over all ranks.
     ///
-    /// Gradients add up until [`Engine::zero_grad`].
+    /// Gradients add up until [`Engine::zero_grad`], or a step that is skipped. With loss scaling the loss is multiplied
+    /// first, in f32 at least, and the gradients are divided by that same number wherever they are used or shown. All
+    /// losses between two calls of `zero_grad` are multiplied by one scale. A loss of f16 bears no scale of 65520 or
+    /// more: make it f32 in the model.
     ///
     /// # Errors
     /// [`Error::LossShape`]; [`Error::NoGradient`] when a parameter is not reached and that is not allowed; failures of
@@ -308,20 +359,62 @@ impl Engine {
 
     /// Updates all parameters that hold a gradient; the gradients stay until [`Engine::zero_grad`].
     ///
+    /// With loss scaling or [`EngineOptions::skip_nonfinite`] all ranks skip the step when a gradient of any rank is not
+    /// finite: the gradients are forgotten, and parameters, optimizer state and step counts stay as they were. The loss
+    /// scale changes last.
+    ///
     /// # Errors
-    /// [`Error::Order`] before an optimizer is set, and when no gradients are held that the last backward synchronised.
-    pub fn step(&self, learning_rate: f64) -> Result<()> {
+    /// [`Error::Order`] before an optimizer is set, and when no gradients are held that the last backward synchronised;
+    /// [`Error::LossScaleAtMinimum`].
+    pub fn step(&self, learning_rate: f64) -> Result<Stepped> {
         let mut optimizer = self.optimizer();
-        let Some(Optimizer { rule, steps, state }) = optimizer.as_mut() else {
+        let mut candle_optimizer = self.candle_optimizer();
+        if optimizer.is_none() && candle_optimizer.is_none() {
             return Err(Error::Order {
                 what: "step",
                 hint: "set an optimizer first (prepare)",
             });
-        };
+        }
         self.gradients.check_synchronised()?;
         self.units.release_all()?;
+        if self.loss_guard().skips() && !self.gradients.are_finite()? {
+            self.gradients.clear();
+            self.loss_guard().note(Stepped::Skipped)?;
+            return Ok(Stepped::Skipped);
+        }
         let parameters = self.parameters.all();
         let gradient_scale = self.gradients.scale();
+        if let Some(optimizer) = candle_optimizer.as_mut() {
+            let outcome = self
+                .gradients
+                .with_held(|buckets, held| optimizer.step(&parameters, (buckets, held), gradient_scale, learning_rate));
+            outcome
+                .flatten()
+                .inspect_err(|error| self.communicator.abort(&error.to_string()))?;
+        }
+        if let Some(optimizer) = optimizer.as_mut() {
+            self.step_by_rules(optimizer, &parameters, gradient_scale, learning_rate)?;
+        }
+        self.exchange_values(&parameters)?;
+        self.loss_guard().note(Stepped::Updated)?;
+        Ok(Stepped::Updated)
+    }
+
+    /// Updates what this rank holds of the parameters.
+    fn step_by_rules(
+        &self,
+        optimizer: &mut Optimizer,
+        parameters: &[Parameter],
+        gradient_scale: f32,
+        learning_rate: f64,
+    ) -> Result<()> {
+        let Optimizer {
+            rule,
+            groups,
+            steps,
+            state,
+        } = optimizer;
+        let rules = rules_at(&**rule, learning_rate);
         self.gradients.with_held(|buckets, held| {
             if state.is_empty() {
                 *state = buckets
@@ -332,16 +425,40 @@ impl Engine {
             let updated = steps.iter_mut().zip(held);
             updated.for_each(|(steps, held)| *steps += u64::from(*held));
             let update_of = |parameter: usize| {
-                held[parameter].then(|| Update {
+                let (rule, learning_rate) = rules[groups[parameter]];
+                let update = Update {
                     learning_rate,
                     step: steps[parameter],
                     gradient_scale,
-                })
+                };
+                held[parameter].then_some((rule, update))
             };
             let mut pairs = buckets.iter().zip(state);
-            pairs.try_for_each(|(bucket, state)| step_bucket(&**rule, &update_of, &parameters, bucket, state))
-        })??;
-        self.exchange_values(&parameters)
+            pairs.try_for_each(|(bucket, state)| step_bucket(&update_of, parameters, bucket, state))
+        })?
+    }
+
+    /// Returns the factor for the next window's losses; 1 without loss scaling.
+    pub fn loss_scale(&self) -> f64 {
+        self.loss_guard().scale()
+    }
+
+    /// Returns how many steps were skipped because gradients were not finite.
+    pub fn skipped_steps(&self) -> u64 {
+        self.loss_guard().skipped()
+    }
+
+    /// Returns what a checkpoint keeps of the loss scale; `None` without loss scaling.
+    pub fn loss_scale_state(&self) -> Option<LossScaleState> {
+        self.loss_guard().state()
+    }
+
+    /// Goes on with the loss scale of a checkpoint, from the next window on; does nothing without loss scaling.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a scale that no run can have.
+    pub fn restore_loss_scale(&self, state: LossScaleState) -> Result<()> {
+        self.loss_guard().restore(state)
     }
 
     /// Forgets all gradients.
@@ -379,8 +496,9 @@ impl Engine {
         if !self.gradients.is_laid_out() {
             self.lay_out(loss)?;
         }
-        self.gradients.begin(synchronise)?;
-        if let Err(error) = loss.backward() {
+        let scale = self.loss_guard().scale();
+        let scale = self.gradients.begin(synchronise, scale)?;
+        if let Err(error) = scaled(loss, scale)?.backward() {
             return Err(self.gradients.take_failure().unwrap_or(Error::Candle(error)));
         }
         if !self.options.find_unused_parameters {
@@ -466,8 +584,12 @@ impl Engine {
     }
 
     /// Compares names and shapes with rank 0's; all ranks report the first rank that differs.
-    fn check_same_model(&self, parameters: &[Parameter]) -> Result<()> {
-        let ours: Vec<String> = parameters.iter().map(Parameter::describe).collect();
+    fn check_same_model(&self, parameters: &[Parameter], groups: &[usize]) -> Result<()> {
+        let describe = |(parameter, group): (&Parameter, &usize)| match group {
+            0 => parameter.describe(),
+            group => format!("{} in parameter group {group}", parameter.describe()),
+        };
+        let ours: Vec<String> = parameters.iter().zip(groups).map(describe).collect();
         let text = self.broadcast_text(&ours.join("\n"), 0)?;
         let expected: Vec<&str> = text.split('\n').collect();
         let differs = |number: &usize| ours.get(*number).map(String::as_str) != expected.get(*number).copied();
@@ -497,6 +619,14 @@ impl Engine {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
+    fn loss_guard(&self) -> MutexGuard<'_, LossGuard> {
+        self.loss_guard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn candle_optimizer(&self) -> MutexGuard<'_, Option<SharesInVariables>> {
+        self.candle_optimizer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn optimizer(&self) -> MutexGuard<'_, Option<Optimizer>> {
         self.optimizer.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -514,15 +644,14 @@ fn new_state(rule: &dyn OptimizerRule, elements: usize) -> [Vec<f32>; StateSlice
 }
 
 /// Updates those elements of one bucket's parameters whose reduced gradient this rank holds.
-fn step_bucket(
-    rule: &dyn OptimizerRule,
-    update_of: &dyn Fn(usize) -> Option<Update>,
+fn step_bucket<'a>(
+    update_of: &dyn Fn(usize) -> Option<(&'a dyn OptimizerRule, Update)>,
     parameters: &[Parameter],
     bucket: &Held<'_>,
     state: &mut [Vec<f32>; StateSlices::MOST],
 ) -> Result<()> {
     for slot in &bucket.layout.slots {
-        let Some(update) = update_of(slot.parameter) else {
+        let Some((rule, update)) = update_of(slot.parameter) else {
             continue;
         };
         for part in bucket.parts.clone() {

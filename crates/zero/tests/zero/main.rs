@@ -4,13 +4,17 @@
 
 mod accumulation;
 mod agreement;
+mod candle_optimizers;
 mod clipping;
 mod depth;
 mod disk;
 mod loss_scale;
+mod loss_scaling;
 mod misuse;
 mod optimizers;
 mod oracle;
+mod parameter_groups;
+mod skipped_steps;
 mod unused;
 mod weight_files;
 mod zero_stages;
