@@ -6,7 +6,7 @@ use crate::managed::ManagedAccelerator;
 use crate::{Accelerator, Error, Result};
 use candle_core::Device;
 use sconce_collectives::{Options, World, connect};
-use sconce_zero::{DataParallel, Engine, EngineOptions, ShardingStrategy, ZeroStage};
+use sconce_zero::{DataParallel, Engine, EngineOptions, LossScaling, ShardingStrategy, ZeroStage};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -27,6 +27,7 @@ pub struct AcceleratorBuilder {
     seed: Option<u64>,
     strategy: Option<Box<dyn ShardingStrategy>>,
     find_unused_parameters: bool,
+    loss_scaling: Option<LossScaling>,
     timeout: Option<Duration>,
     connection: Option<(World, std::sync::Arc<dyn sconce_collectives::Communicator>)>,
 }
@@ -58,6 +59,13 @@ impl AcceleratorBuilder {
     #[must_use]
     pub fn find_unused_parameters(mut self, allow: bool) -> Self {
         self.find_unused_parameters = allow;
+        self
+    }
+
+    /// Sets how losses are scaled; by default they are not.
+    #[must_use]
+    pub fn loss_scaling(mut self, scaling: LossScaling) -> Self {
+        self.loss_scaling = Some(scaling);
         self
     }
 
@@ -128,6 +136,7 @@ impl AcceleratorBuilder {
             EngineOptions {
                 strategy,
                 find_unused_parameters: self.find_unused_parameters,
+                loss_scaling: self.loss_scaling,
                 ..EngineOptions::default()
             },
         )?;

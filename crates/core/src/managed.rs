@@ -6,7 +6,7 @@ use crate::{Accelerator, Optimizer, Result};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, Connection, World};
-use sconce_zero::{Engine, MemoryReport, OptimizerRule, Weights};
+use sconce_zero::{CandleOptimizer, Engine, MemoryReport, OptimizerRule, Weights};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -39,6 +39,10 @@ impl ManagedAccelerator {
             accumulation: Arc::new(accumulation),
             _connection: connection,
         }
+    }
+
+    fn optimizer(&self, learning_rate: f64) -> Optimizer {
+        Optimizer::new(Arc::clone(&self.engine), Arc::clone(&self.accumulation), learning_rate)
     }
 }
 
@@ -74,11 +78,12 @@ impl Accelerator for ManagedAccelerator {
     fn prepare_optimizer(&self, rule: Box<dyn OptimizerRule>) -> Result<Optimizer> {
         let learning_rate = rule.base_learning_rate();
         self.engine.set_optimizer(rule)?;
-        Ok(Optimizer::new(
-            Arc::clone(&self.engine),
-            Arc::clone(&self.accumulation),
-            learning_rate,
-        ))
+        Ok(self.optimizer(learning_rate))
+    }
+
+    fn prepare_candle_optimizer(&self, optimizer: CandleOptimizer) -> Result<Optimizer> {
+        let learning_rate = self.engine.set_candle_optimizer(optimizer)?;
+        Ok(self.optimizer(learning_rate))
     }
 
     fn backward(&self, loss: &Tensor) -> Result<()> {

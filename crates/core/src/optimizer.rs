@@ -82,6 +82,16 @@ impl Optimizer {
         self.step_was_skipped.load(Relaxed)
     }
 
+    /// Returns the factor for losses, which changes only after a step; 1 without loss scaling.
+    pub fn loss_scale(&self) -> f64 {
+        self.engine.loss_scale()
+    }
+
+    /// Returns how many steps were skipped so far.
+    pub fn skipped_steps(&self) -> u64 {
+        self.engine.skipped_steps()
+    }
+
     /// Returns the learning rate of the next step.
     pub fn learning_rate(&self) -> f64 {
         self.learning_rate.get()

@@ -6,6 +6,7 @@ mod learning_rates;
 mod loading;
 mod schedules;
 mod settings;
+mod skipping;
 mod tensors;
 mod training;
 
