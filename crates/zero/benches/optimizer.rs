@@ -1,19 +1,54 @@
 //! Time of an optimizer step over flat memory, beside a loop that only moves the same bytes.
 //!
-//! Prints JSON lines. An AdamW step reads parameter, gradient and two moments and writes all but the gradient: 28 bytes
-//! per f32 parameter, and no processor can be faster than those. `streams` is a loop that reads and writes the same and
-//! computes nothing. Both walk the same arrays in the same pieces, as the engine does, and are sampled in turn; medians
-//! are over rounds, and `of_streams` is the median of the ratio of the two times of one round.
+//! Prints JSON lines. An AdamW step reads parameter, gradient and two moments and writes all but the gradient; no
+//! processor can be faster than those bytes. `streams` is a loop that reads and writes what the f32 step does and
+//! computes nothing. The steps are those of f32 values, of bf16 values and gradients, and of f32 masters with a bf16
+//! copy and bf16 gradients; moments are f32 in all. All walk arrays of the same length in the same pieces, as the engine
+//! does, and are sampled in turn; medians are over rounds, and `of_streams` and `of_f32` are medians of the ratios of two
+//! times of one round: above 1 is faster than that loop.
 
+use half::bf16;
 use rayon::prelude::*;
-use sconce_zero::{AdamW, OptimizerRule, StateSlices, Update};
+use sconce_zero::{AdamW, Gradient, HalfMut, OptimizerRule, StateSlices, Update, Values};
 use std::hint::black_box;
 use std::time::Instant;
 
 /// Elements of one task, as in the engine.
 const BLOCK: usize = 1 << 15;
-/// Four streams read, three written, 4 bytes each.
-const BYTES_PER_PARAMETER: usize = 28;
+
+/// What is sampled.
+#[derive(Clone, Copy)]
+enum Loop {
+    Streams,
+    F32,
+    Bf16,
+    MastersAndCopy,
+}
+
+/// In the order of the lines printed.
+const LOOPS: [Loop; 4] = [Loop::Streams, Loop::F32, Loop::Bf16, Loop::MastersAndCopy];
+
+impl Loop {
+    fn dtype(self) -> &'static str {
+        match self {
+            Self::Streams | Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::MastersAndCopy => "f32+bf16",
+        }
+    }
+
+    /// Bytes per parameter that are read or written.
+    fn bytes(self) -> usize {
+        let moments = 16;
+        match self {
+            // Value read and written, gradient.
+            Self::Streams | Self::F32 => moments + 8 + 4,
+            Self::Bf16 => moments + 4 + 2,
+            // Master read and written, copy written, gradient.
+            Self::MastersAndCopy => moments + 8 + 2 + 2,
+        }
+    }
+}
 
 fn main() {
     let arguments: Vec<String> = std::env::args()
@@ -33,11 +68,11 @@ fn main() {
             _ => usage(argument),
         }
     }
-    let mut streams = Streams::new(millions * 1_000_000);
+    let mut arrays = Arrays::new(millions * 1_000_000);
     for threads in threads {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
         pool.expect("threads can be made")
-            .install(|| bench(&mut streams, threads, rounds));
+            .install(|| bench(&mut arrays, threads, rounds));
     }
 }
 
@@ -46,85 +81,108 @@ fn usage(what: &str) -> ! {
     std::process::exit(2)
 }
 
-fn bench(streams: &mut Streams, threads: usize, rounds: usize) {
+fn bench(arrays: &mut Arrays, threads: usize, rounds: usize) {
     let rule = AdamW::default();
-    let (mut step, mut move_only) = (Vec::new(), Vec::new());
+    let mut seconds = LOOPS.map(|_| Vec::new());
     // Round 0 warms up.
-    for round in 0..=rounds as u64 {
+    for round in 0..=rounds {
         let update = Update {
             learning_rate: 1e-3,
-            step: round + 1,
+            step: round as u64 + 1,
             gradient_scale: 0.5,
         };
-        let mut sample_step = |streams: &mut Streams| {
-            let seconds = streams.sample(|p, g, state| rule.update(&update, p, g, state));
-            step.extend((round > 0).then_some(seconds));
-        };
-        let mut sample_moves = |streams: &mut Streams| {
-            let (keep, take) = black_box((!0, 0));
-            let seconds = streams.sample(|p, g, StateSlices([m, v, _])| move_streams(keep, take, p, g, m, v));
-            move_only.extend((round > 0).then_some(seconds));
-        };
-        if round % 2 == 0 {
-            sample_step(streams);
-            sample_moves(streams);
-        } else {
-            sample_moves(streams);
-            sample_step(streams);
+        // Every loop comes as often before each other one as after it.
+        let mut order: Vec<usize> = (0..LOOPS.len()).collect();
+        order.rotate_left(round / 2 % LOOPS.len());
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for number in order {
+            let sample = arrays.sample(LOOPS[number], &rule, &update);
+            seconds[number].extend((round > 0).then_some(sample));
         }
     }
-    let ratios = step.iter().zip(&move_only).map(|(step, moves)| moves / step).collect();
-    report(streams, threads, "streams", move_only, None);
-    report(streams, threads, rule.name(), step, Some(median(ratios)));
-}
-
-fn report(streams: &Streams, threads: usize, loop_name: &str, seconds: Vec<f64>, of_streams: Option<f64>) {
-    let parameters = streams.parameter.len();
-    let seconds = median(seconds);
-    let mut line = serde_json::json!({
-        "loop": loop_name,
-        "dtype": "f32",
-        "parameters": parameters,
-        "threads": threads,
-        "ns_per_parameter": round(seconds * 1e9 / parameters as f64),
-        "gb_per_s": round((parameters * BYTES_PER_PARAMETER) as f64 / seconds / 1e9),
-    });
-    if let Some(ratio) = of_streams {
-        line["of_streams"] = round(ratio).into();
+    let ratio = |of: usize, number: usize| {
+        let pairs = seconds[of].iter().zip(&seconds[number]);
+        median(pairs.map(|(of, one)| of / one).collect())
+    };
+    for (number, kind) in LOOPS.into_iter().enumerate() {
+        let seconds = median(seconds[number].clone());
+        let parameters = arrays.parameter.len();
+        let mut line = serde_json::json!({
+            "loop": if number == 0 { "streams" } else { rule.name() },
+            "dtype": kind.dtype(),
+            "parameters": parameters,
+            "threads": threads,
+            "bytes_per_parameter": kind.bytes(),
+            "ns_per_parameter": round(seconds * 1e9 / parameters as f64),
+            "gb_per_s": round((parameters * kind.bytes()) as f64 / seconds / 1e9),
+        });
+        match kind {
+            Loop::Streams => {}
+            Loop::F32 => line["of_streams"] = round(ratio(0, number)).into(),
+            Loop::Bf16 | Loop::MastersAndCopy => line["of_f32"] = round(ratio(1, number)).into(),
+        }
+        println!("{line}");
     }
-    println!("{line}");
 }
 
-/// What a step reads and writes.
-struct Streams {
+/// What the steps read and write; the moments are those of all of them.
+struct Arrays {
     parameter: Vec<f32>,
     gradient: Vec<f32>,
+    half_parameter: Vec<bf16>,
+    half_gradient: Vec<bf16>,
     first: Vec<f32>,
     second: Vec<f32>,
 }
 
-impl Streams {
+impl Arrays {
     fn new(size: usize) -> Self {
         let wave = |number: usize| (number as f32 * 0.37).sin();
+        let gradient = |number: usize| 0.01 * wave(number + 1);
         Self {
             parameter: (0..size).map(wave).collect(),
-            gradient: (0..size).map(|number| 0.01 * wave(number + 1)).collect(),
+            gradient: (0..size).map(gradient).collect(),
+            half_parameter: (0..size).map(|number| bf16::from_f32(wave(number))).collect(),
+            half_gradient: (0..size).map(|number| bf16::from_f32(gradient(number))).collect(),
             // Written once, so that no page is new when time counts, and not denormal.
             first: vec![1e-3; size],
             second: vec![1e-6; size],
         }
     }
 
-    /// Returns the seconds that `work` takes on all pieces; a piece is parameter, gradient and moments.
-    fn sample(&mut self, work: impl Fn(&mut [f32], &[f32], StateSlices<'_>) + Sync) -> f64 {
+    /// Returns the seconds that a loop takes on all pieces.
+    fn sample(&mut self, kind: Loop, rule: &dyn OptimizerRule, update: &Update) -> f64 {
         let start = Instant::now();
-        let moments = self.first.chunks_mut(BLOCK).zip(self.second.chunks_mut(BLOCK));
-        let parameters = self.parameter.chunks_mut(BLOCK).zip(self.gradient.chunks(BLOCK));
-        let pieces: Vec<_> = parameters
-            .zip(moments)
-            .map(|((p, g), (m, v))| (p, g, StateSlices([m, v, &mut []])))
-            .collect();
-        pieces.into_par_iter().for_each(|(p, g, state)| work(p, g, state));
+        let values = match kind {
+            Loop::Streams | Loop::F32 => Values::F32(&mut self.parameter),
+            Loop::Bf16 => Values::Half(HalfMut::Bf16(&mut self.half_parameter)),
+            Loop::MastersAndCopy => Values::Masters {
+                masters: &mut self.parameter,
+                copy: HalfMut::Bf16(&mut self.half_parameter),
+            },
+        };
+        let gradient = match kind {
+            Loop::Streams | Loop::F32 => Gradient::F32(&self.gradient),
+            Loop::Bf16 | Loop::MastersAndCopy => Gradient::Bf16(&self.half_gradient),
+        };
+        let state = StateSlices([&mut self.first, &mut self.second, &mut []]);
+        let pieces = values
+            .chunks(BLOCK)
+            .zip(gradient.chunks(BLOCK))
+            .zip(state.chunks(BLOCK));
+        let pieces: Vec<_> = pieces.collect();
+        let (keep, take) = black_box((!0, 0));
+        pieces
+            .into_par_iter()
+            .for_each(|((values, gradient), state)| match (kind, values, gradient) {
+                (Loop::Streams, Values::F32(parameter), Gradient::F32(gradient)) => {
+                    let [first, second, _] = state.0;
+                    move_streams(keep, take, parameter, gradient, first, second);
+                }
+                (_, values, gradient) => rule.update_values(update, values, gradient, state),
+            });
         start.elapsed().as_secs_f64()
     }
 }

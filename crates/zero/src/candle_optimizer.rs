@@ -7,11 +7,10 @@
 
 use crate::bucket::Held;
 use crate::parameters::{Master, Parameter, chunk_of};
-use crate::storage::{Values, with_values};
+use crate::storage::{ElementsMut, with_values};
 use crate::{Residence, Result};
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Tensor, Var};
-use half::slice::HalfFloatSliceExt;
 use std::ops::Range;
 
 /// A candle optimizer that is to be made over this rank's shares.
@@ -105,16 +104,17 @@ impl SharesInVariables {
     /// Steps the shares of all parameters that hold a gradient; if that fails, no parameter has changed.
     pub(crate) fn step(
         &mut self,
-        parameters: &[Parameter],
-        (buckets, held): (&[Held<'_>], &[bool]),
-        gradient_scale: f32,
         learning_rate: f64,
+        gradient_scale: f32,
+        buckets: &[Held<'_>],
+        holds: &[bool],
+        parameters: &[Parameter],
     ) -> Result<()> {
         let mut gradients = GradStore::default();
         for bucket in buckets {
             for slot in &bucket.layout.slots {
                 let number = slot.parameter;
-                let Some(share) = self.shares[number].as_ref().filter(|_| held[number]) else {
+                let Some(share) = self.shares[number].as_ref().filter(|_| holds[number]) else {
                     continue;
                 };
                 share.copy_in(&parameters[number])?;
@@ -125,8 +125,8 @@ impl SharesInVariables {
             }
         }
         self.optimizer.step_at(learning_rate, &gradients)?;
-        let shares = self.shares.iter().zip(parameters).zip(held);
-        for ((share, parameter), _) in shares.filter(|(_, held)| **held) {
+        let shares = self.shares.iter().zip(parameters).zip(holds);
+        for ((share, parameter), _) in shares.filter(|(_, holds)| **holds) {
             share.as_ref().map_or(Ok(()), |share| share.copy_out(parameter))?;
         }
         Ok(())
@@ -152,42 +152,27 @@ impl Share {
         if !parameter.is_trained || elements.is_empty() {
             return Ok(None);
         }
-        let values = parameter.with_master(elements.clone(), |master| match master {
-            Master::Itself(Values::F32(values)) => values.to_vec(),
-            Master::Itself(Values::Bf16(values)) => values.to_f32_vec(),
-            Master::Itself(Values::F16(values)) => values.to_f32_vec(),
-            Master::Apart { masters, .. } => masters.to_vec(),
-        })?;
+        let mut values = vec![0.0; elements.len()];
+        parameter.with_master(elements.clone(), |master| master.read_into(&mut values))?;
         let variable = Var::from_vec(values, elements.len(), &Device::Cpu)?;
         Ok(Some(Self { elements, variable }))
     }
 
     /// Gives the variable the parameter's values, which may have been set since the last step.
     fn copy_in(&self, parameter: &Parameter) -> Result<()> {
-        self.with_both(parameter, |variable, master| match master {
-            Master::Itself(Values::F32(values)) => variable.copy_from_slice(values),
-            Master::Itself(Values::Bf16(values)) => values.convert_to_f32_slice(variable),
-            Master::Itself(Values::F16(values)) => values.convert_to_f32_slice(variable),
-            Master::Apart { masters, .. } => variable.copy_from_slice(masters),
-        })
+        self.with_both(parameter, |variable, master| master.read_into(variable))
     }
 
     /// Gives the parameter the variable's values.
     fn copy_out(&self, parameter: &Parameter) -> Result<()> {
-        self.with_both(parameter, |variable, master| match master {
-            Master::Itself(values) => values.round_from(variable),
-            Master::Apart { masters, copy } => {
-                masters.copy_from_slice(variable);
-                copy.round_from(masters);
-            }
-        })
+        self.with_both(parameter, |variable, master| master.write(variable))
     }
 
     fn with_both(&self, parameter: &Parameter, work: impl FnOnce(&mut [f32], Master<'_>)) -> Result<()> {
         with_values(self.variable.as_tensor(), |variable| match variable {
-            Values::F32(variable) => parameter.with_master(self.elements.clone(), |master| work(variable, master)),
+            ElementsMut::F32(variable) => parameter.with_master(self.elements.clone(), |master| work(variable, master)),
             // The variable was made in f32, and a variable keeps its type.
-            Values::Bf16(_) | Values::F16(_) => Ok(()),
+            ElementsMut::Bf16(_) | ElementsMut::F16(_) => Ok(()),
         })?
     }
 }

@@ -1,30 +1,27 @@
 //! The engine: one model's parameters, gradients and optimizer on one rank.
 
-use crate::bucket::Held;
 use crate::candle_optimizer::{CandleOptimizer, SharesInVariables};
 use crate::gathered::Gathered;
 use crate::gradients::{Gradients, bytes_of};
 use crate::layout::{BucketLayout, buckets};
 use crate::loss_guard::{LossGuard, scaled};
-use crate::optimizer::{assign, in_range, rules_at, warn_of_empty};
-use crate::parameters::{Home, Master, Parameter, Parameters, Receivers};
-use crate::storage::{Values, with_bytes};
+use crate::optimizer::{assign, in_range, warn_of_empty};
+use crate::parameters::{Home, Parameter, Parameters, Receivers};
+use crate::stepper::Stepper;
+use crate::storage::with_bytes;
 use crate::units::Units;
 use crate::var_builder::ManagedBackend;
 use crate::{
-    EngineOptions, Error, LossScaleState, MemoryReport, Norm, OptimizerRule, ParameterInfo, ParameterSet, Placement,
-    Residence, Result, ShardingStrategy, StateSlices, Stepped, Tier, Update, Weights,
+    DiskOptions, EngineOptions, Error, LossScaleState, MemoryReport, Norm, OptimizerRule, ParameterInfo, ParameterSet,
+    Placement, Residence, Result, ShardingStrategy, Stepped, Tier, Weights,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use rayon::prelude::*;
 use sconce_collectives::Communicator;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Stack for the backward pass: candle's backward recurses over the graph, some 200 bytes to a few KiB a node.
 const BACKWARD_STACK: usize = 512 << 20;
-/// Elements updated by one task of the optimizer.
-const BLOCK: usize = 1 << 15;
 
 /// One model's managed parameters, their gradients and their optimizer.
 ///
@@ -38,8 +35,6 @@ pub struct Engine {
     gradients: Arc<Gradients>,
     units: Arc<Units>,
     optimizer: Mutex<Option<Optimizer>>,
-    /// In the place of `optimizer`.
-    candle_optimizer: Mutex<Option<SharesInVariables>>,
     loss_guard: Mutex<LossGuard>,
 }
 
@@ -49,17 +44,14 @@ struct Options {
     find_unused_parameters: bool,
     first_bucket_bytes: usize,
     bucket_bytes: usize,
+    disk: Option<DiskOptions>,
 }
 
+/// What updates the parameters.
 #[derive(Debug)]
-struct Optimizer {
-    rule: Box<dyn OptimizerRule>,
-    /// The number of each parameter's group.
-    groups: Vec<usize>,
-    /// How often each parameter has been updated.
-    steps: Vec<u64>,
-    /// Per bucket, one flat array per state name.
-    state: Vec<[Vec<f32>; StateSlices::MOST]>,
+enum Optimizer {
+    Rule(Stepper),
+    Candle(SharesInVariables),
 }
 
 impl Engine {
@@ -72,7 +64,12 @@ impl Engine {
         let strategy: Arc<dyn ShardingStrategy> = Arc::from(options.strategy);
         let place = (communicator.rank(), communicator.size());
         let parameters = Arc::new(Parameters::new(Arc::clone(&strategy), options.frozen, place));
-        let units = Units::new(Arc::clone(&communicator), options.gathering, Arc::clone(&parameters));
+        let units = Units::new(
+            Arc::clone(&communicator),
+            options.gathering,
+            options.disk.clone(),
+            Arc::clone(&parameters),
+        );
         Ok(Self {
             communicator,
             strategy,
@@ -80,12 +77,12 @@ impl Engine {
                 find_unused_parameters: options.find_unused_parameters,
                 first_bucket_bytes: options.first_bucket_bytes,
                 bucket_bytes: options.bucket_bytes,
+                disk: options.disk,
             },
             parameters,
             gradients: Arc::default(),
             units: Arc::new(units),
             optimizer: Mutex::new(None),
-            candle_optimizer: Mutex::new(None),
             loss_guard: Mutex::new(loss_guard),
         })
     }
@@ -116,14 +113,19 @@ impl Engine {
         let held = held.chain(shards.iter().map(|shard| shard.bytes()));
         let (parameters, masters) = held.fold((0, 0), |sum, bytes| (sum.0 + bytes.0, sum.1 + bytes.1));
         let live = self.units.live();
-        let optimizer = self.optimizer();
-        let state = optimizer.iter().flat_map(|optimizer| &optimizer.state).flatten();
+        let (variables, (optimizer_state, on_disk)) = match self.optimizer().as_ref() {
+            Some(Optimizer::Rule(stepper)) => (0, stepper.bytes()),
+            Some(Optimizer::Candle(shares)) => (shares.bytes(), (0, 0)),
+            None => (0, (0, 0)),
+        };
+        let (shares_on_disk, shares_in_passing) = self.units.disk_bytes();
         MemoryReport {
             parameters: parameters as u64,
-            masters: (masters + self.candle_optimizer().as_ref().map_or(0, SharesInVariables::bytes)) as u64,
+            masters: (masters + variables) as u64,
             gradients,
-            optimizer_state: state.map(|array| (array.len() * size_of::<f32>()) as u64).sum(),
-            buffers,
+            optimizer_state,
+            on_disk: on_disk + shares_on_disk,
+            buffers: buffers + shares_in_passing,
             gathered: live.bytes as u64,
             gathered_peak: live.peak_bytes as u64,
         }
@@ -196,6 +198,13 @@ impl Engine {
     ) -> Result<R> {
         let parameters = self.parameters.all();
         let numbers = self.numbers_of(which, &parameters);
+        if let Some(number) = numbers.iter().find(|number| !parameters[**number].has_its_values()) {
+            return Err(Error::Edit {
+                name: parameters[*number].info.name.clone(),
+                reason: "its f32 values are on disk since the first step; edit before it, or keep them in memory"
+                    .into(),
+            });
+        }
         let outcome = self.units.with_present(&numbers, || {
             let scope = Gathered::new(numbers.iter().map(|number| &parameters[*number]), true);
             let result = work(&scope)?;
@@ -228,13 +237,8 @@ impl Engine {
             let trained = parameters.iter().zip(&groups).filter(|(p, _)| p.is_trained);
             warn_of_empty(&*rule, &trained.map(|(_, group)| *group).collect::<Vec<_>>());
         }
-        *self.candle_optimizer() = None;
-        *self.optimizer() = Some(Optimizer {
-            rule,
-            groups,
-            steps: vec![0; parameters.len()],
-            state: Vec::new(),
-        });
+        let (disk, rank) = (self.options.disk.clone(), self.communicator.rank());
+        *self.optimizer() = Some(Optimizer::Rule(Stepper::new(rule, groups, disk, rank)));
         Ok(())
     }
 
@@ -259,8 +263,7 @@ impl Engine {
         }
         let optimizer = optimizer.over(&parameters, self.communicator.rank(), self.communicator.size())?;
         let learning_rate = optimizer.learning_rate();
-        *self.optimizer() = None;
-        *self.candle_optimizer() = Some(optimizer);
+        *self.optimizer() = Some(Optimizer::Candle(optimizer));
         Ok(learning_rate)
     }
 
@@ -368,13 +371,12 @@ impl Engine {
     /// [`Error::LossScaleAtMinimum`].
     pub fn step(&self, learning_rate: f64) -> Result<Stepped> {
         let mut optimizer = self.optimizer();
-        let mut candle_optimizer = self.candle_optimizer();
-        if optimizer.is_none() && candle_optimizer.is_none() {
+        let Some(optimizer) = optimizer.as_mut() else {
             return Err(Error::Order {
                 what: "step",
                 hint: "set an optimizer first (prepare)",
             });
-        }
+        };
         self.gradients.check_synchronised()?;
         self.units.release_all()?;
         if self.loss_guard().skips() && !self.gradients.are_finite()? {
@@ -384,58 +386,18 @@ impl Engine {
         }
         let parameters = self.parameters.all();
         let gradient_scale = self.gradients.scale();
-        if let Some(optimizer) = candle_optimizer.as_mut() {
-            let outcome = self
-                .gradients
-                .with_held(|buckets, held| optimizer.step(&parameters, (buckets, held), gradient_scale, learning_rate));
-            outcome
-                .flatten()
-                .inspect_err(|error| self.communicator.abort(&error.to_string()))?;
-        }
-        if let Some(optimizer) = optimizer.as_mut() {
-            self.step_by_rules(optimizer, &parameters, gradient_scale, learning_rate)?;
+        let outcome = self.gradients.with_held(|buckets, holds| match optimizer {
+            Optimizer::Rule(stepper) => stepper.step(learning_rate, gradient_scale, buckets, holds, &parameters),
+            Optimizer::Candle(shares) => shares.step(learning_rate, gradient_scale, buckets, holds, &parameters),
+        });
+        if let Err(error) = outcome.flatten() {
+            // Peers wait for the values that this rank should have updated.
+            self.communicator.abort(&error.to_string());
+            return Err(error);
         }
         self.exchange_values(&parameters)?;
         self.loss_guard().note(Stepped::Updated)?;
         Ok(Stepped::Updated)
-    }
-
-    /// Updates what this rank holds of the parameters.
-    fn step_by_rules(
-        &self,
-        optimizer: &mut Optimizer,
-        parameters: &[Parameter],
-        gradient_scale: f32,
-        learning_rate: f64,
-    ) -> Result<()> {
-        let Optimizer {
-            rule,
-            groups,
-            steps,
-            state,
-        } = optimizer;
-        let rules = rules_at(&**rule, learning_rate);
-        self.gradients.with_held(|buckets, held| {
-            if state.is_empty() {
-                *state = buckets
-                    .iter()
-                    .map(|bucket| new_state(&**rule, bucket.elements()))
-                    .collect();
-            }
-            let updated = steps.iter_mut().zip(held);
-            updated.for_each(|(steps, held)| *steps += u64::from(*held));
-            let update_of = |parameter: usize| {
-                let (rule, learning_rate) = rules[groups[parameter]];
-                let update = Update {
-                    learning_rate,
-                    step: steps[parameter],
-                    gradient_scale,
-                };
-                held[parameter].then_some((rule, update))
-            };
-            let mut pairs = buckets.iter().zip(state);
-            pairs.try_for_each(|(bucket, state)| step_bucket(&update_of, parameters, bucket, state))
-        })?
     }
 
     /// Returns the factor for the next window's losses; 1 without loss scaling.
@@ -566,7 +528,11 @@ impl Engine {
                 Placement {
                     optimizer_state_tier: Tier::Disk,
                     ..
-                } => "state on disk is not there yet in this version",
+                }
+                | Placement {
+                    parameter_tier: Tier::Disk,
+                    ..
+                } if self.options.disk.is_none() => "state on disk needs a folder: set EngineOptions::disk",
                 Placement {
                     gradient: Residence::Sharded,
                     optimizer_state: Residence::Replicated,
@@ -623,71 +589,7 @@ impl Engine {
         self.loss_guard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn candle_optimizer(&self) -> MutexGuard<'_, Option<SharesInVariables>> {
-        self.candle_optimizer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn optimizer(&self) -> MutexGuard<'_, Option<Optimizer>> {
         self.optimizer.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn new_state(rule: &dyn OptimizerRule, elements: usize) -> [Vec<f32>; StateSlices::MOST] {
-    let (kept, initial) = (rule.state_names().len(), rule.initial_state());
-    std::array::from_fn(|number| {
-        if number < kept {
-            vec![initial[number]; elements]
-        } else {
-            Vec::new()
-        }
-    })
-}
-
-/// Updates those elements of one bucket's parameters whose reduced gradient this rank holds.
-fn step_bucket<'a>(
-    update_of: &dyn Fn(usize) -> Option<(&'a dyn OptimizerRule, Update)>,
-    parameters: &[Parameter],
-    bucket: &Held<'_>,
-    state: &mut [Vec<f32>; StateSlices::MOST],
-) -> Result<()> {
-    for slot in &bucket.layout.slots {
-        let Some((rule, update)) = update_of(slot.parameter) else {
-            continue;
-        };
-        for part in bucket.parts.clone() {
-            let place = bucket.place(slot, part);
-            let state = state
-                .each_mut()
-                .map(|state| state.get_mut(place.clone()).unwrap_or_default());
-            let gradient = bucket.gradient(slot, part);
-            parameters[slot.parameter].with_master(slot.chunk(part), |master| match master {
-                Master::Itself(Values::F32(values)) => step_parameter(rule, &update, values, gradient, state),
-                Master::Apart { masters, copy } => {
-                    step_parameter(rule, &update, masters, gradient, state);
-                    copy.round_from(masters);
-                }
-                Master::Itself(_) => {}
-            })?;
-        }
-    }
-    Ok(())
-}
-
-/// Updates one parameter, in parallel over pieces of fixed size; a state array that the rule does not keep is empty.
-fn step_parameter(
-    rule: &dyn OptimizerRule,
-    update: &Update,
-    values: &mut [f32],
-    gradient: &[f32],
-    state: [&mut [f32]; StateSlices::MOST],
-) {
-    let mut state = state.map(|state| state.chunks_mut(BLOCK));
-    let mut pieces = Vec::new();
-    for (values, gradient) in values.chunks_mut(BLOCK).zip(gradient.chunks(BLOCK)) {
-        let state = state.each_mut().map(|chunks| chunks.next().unwrap_or_default());
-        pieces.push((values, gradient, StateSlices(state)));
-    }
-    pieces
-        .into_par_iter()
-        .for_each(|(values, gradient, state)| rule.update(update, values, gradient, state));
 }

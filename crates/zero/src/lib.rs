@@ -44,6 +44,7 @@ mod parameter_set;
 mod parameters;
 mod release;
 mod shard;
+mod stepper;
 mod storage;
 mod strategy;
 mod trace;
@@ -62,7 +63,8 @@ pub use loss_scale::{BackoffScaling, HysteresisScaling, LossScaleState, LossScal
 pub use memory_report::MemoryReport;
 pub use norm::Norm;
 pub use optimizer::{
-    Adagrad, Adam, AdamW, Lion, OptimizerRule, ParameterGroup, ParameterGroups, Sgd, StateSlices, Update,
+    Adagrad, Adam, AdamW, Gradient, HalfMut, Lion, OptimizerRule, ParameterGroup, ParameterGroups, Sgd, StateSlices,
+    Update, Values,
 };
 pub use options::{DiskOptions, EngineOptions, Gathering};
 pub use parameter_set::ParameterSet;

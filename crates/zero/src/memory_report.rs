@@ -9,8 +9,11 @@ pub struct MemoryReport {
     pub masters: u64,
     /// Gradients that last from one backward to the step.
     pub gradients: u64,
-    /// What the optimizer keeps; 0 before the first step, and for a candle optimizer, which does not tell.
+    /// What the optimizer keeps in memory, buffers for state on disk included; 0 before the first step, and for a candle
+    /// optimizer, which does not tell.
     pub optimizer_state: u64,
+    /// What the optimizer keeps on disk, and sharded parameters there.
+    pub on_disk: u64,
     /// Buffers through which sharded gradients and updated values pass.
     pub buffers: u64,
     /// Sharded parameters that are gathered now.
@@ -20,7 +23,7 @@ pub struct MemoryReport {
 }
 
 impl MemoryReport {
-    /// Returns all bytes held now.
+    /// Returns all bytes held in memory now.
     pub fn total(&self) -> u64 {
         self.parameters + self.masters + self.gradients + self.optimizer_state + self.buffers + self.gathered
     }

@@ -3,11 +3,12 @@
 use crate::gradients::Gradients;
 use crate::hook::{GradientHook, anchor};
 use crate::shard::{Chunk, Shard};
-use crate::storage::{Values, is_managed_dtype, with_values, zeros};
+use crate::storage::{ElementsMut, is_managed_dtype, with_values, zeros};
 use crate::units::Units;
 use crate::{Error, ParameterSet, Placement, Residence, Result, ShardingStrategy, Tier};
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, Device, Shape, Storage, Tensor, TensorId};
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -64,9 +65,46 @@ pub(crate) struct Masters {
 #[derive(Debug)]
 pub(crate) enum Master<'a> {
     /// The values that the model computes with.
-    Itself(Values<'a>),
+    Itself(ElementsMut<'a>),
     /// f32 values; those that the model computes with are their copy.
-    Apart { masters: &'a mut [f32], copy: Values<'a> },
+    Apart {
+        masters: &'a mut [f32],
+        copy: ElementsMut<'a>,
+    },
+}
+
+impl<'a> Master<'a> {
+    /// Copies the values, or the masters if there are some.
+    pub(crate) fn read_into(&self, wide: &mut [f32]) {
+        match self {
+            Self::Itself(ElementsMut::F32(values)) => wide.copy_from_slice(values),
+            Self::Itself(ElementsMut::Bf16(values)) => values.convert_to_f32_slice(wide),
+            Self::Itself(ElementsMut::F16(values)) => values.convert_to_f32_slice(wide),
+            Self::Apart { masters, .. } => wide.copy_from_slice(masters),
+        }
+    }
+
+    /// Sets the values, and the masters if there are some.
+    pub(crate) fn write(self, wide: &[f32]) {
+        match self {
+            Self::Itself(values) => values.round_from(wide),
+            Self::Apart { masters, copy } => {
+                masters.copy_from_slice(wide);
+                copy.round_from(wide);
+            }
+        }
+    }
+
+    /// Returns elements `range`.
+    pub(crate) fn slice(self, range: Range<usize>) -> Self {
+        match self {
+            Self::Itself(values) => Self::Itself(values.slice(range)),
+            Self::Apart { masters, copy } => Self::Apart {
+                masters: &mut masters[range.clone()],
+                copy: copy.slice(range),
+            },
+        }
+    }
 }
 
 impl Parameter {
@@ -87,18 +125,18 @@ impl Parameter {
     /// Runs `work` on elements `chunk` as the optimizer updates them; of a sharded parameter that is this rank's chunk.
     pub(crate) fn with_master<R>(&self, chunk: Range<usize>, work: impl FnOnce(Master<'_>) -> R) -> Result<R> {
         match &self.home {
-            Home::Shard { shard, slot } => Ok(shard.with_master(*slot, work)),
+            Home::Shard { shard, slot } => shard.with_master(*slot, work),
             Home::Beside(masters) => {
                 let mut masters = masters.lock().unwrap_or_else(PoisonError::into_inner);
-                let within = chunk.start - masters.start..chunk.end - masters.start;
-                let masters = &mut masters.values[within];
-                let outcome = with_values(&self.tensor, |values| {
-                    work(Master::Apart {
-                        masters,
-                        copy: values.slice(chunk),
+                let Masters { start, values } = &mut *masters;
+                let masters = values.get_mut(chunk.start - *start..chunk.end - *start);
+                Ok(with_values(&self.tensor, |copy| {
+                    let copy = copy.slice(chunk);
+                    work(match masters {
+                        Some(masters) => Master::Apart { masters, copy },
+                        None => Master::Itself(copy),
                     })
-                });
-                Ok(outcome?)
+                })?)
             }
             Home::Tensor | Home::Unbuilt => Ok(with_values(&self.tensor, |values| {
                 work(Master::Itself(values.slice(chunk)))
@@ -111,9 +149,9 @@ impl Parameter {
         match &self.home {
             Home::Shard { .. } | Home::Unbuilt => Ok(()),
             Home::Tensor => with_values(&self.tensor, |values| match values {
-                Values::F32(values) => group.broadcast(values, 0),
-                Values::Bf16(values) => group.broadcast(values, 0),
-                Values::F16(values) => group.broadcast(values, 0),
+                ElementsMut::F32(values) => group.broadcast(values, 0),
+                ElementsMut::Bf16(values) => group.broadcast(values, 0),
+                ElementsMut::F16(values) => group.broadcast(values, 0),
             })?
             .map_err(Error::from),
             Home::Beside(masters) => {
@@ -150,9 +188,28 @@ impl Parameter {
                         masters.copy_from_slice(own);
                         copy.round_from(own);
                     }
-                });
-                Ok(())
+                })
             }
+        }
+    }
+
+    /// Says whether the values that the optimizer updates are here, rather than in its state.
+    pub(crate) fn has_its_values(&self) -> bool {
+        let is_wide = self.tensor.dtype() == DType::F32 || !self.is_trained;
+        is_wide
+            || match &self.home {
+                Home::Shard { shard, .. } => shard.bytes().1 > 0,
+                Home::Beside(masters) => !masters.lock().unwrap_or_else(PoisonError::into_inner).values.is_empty(),
+                Home::Tensor | Home::Unbuilt => true,
+            }
+    }
+
+    /// Forgets the masters, which are kept elsewhere from now on.
+    pub(crate) fn drop_masters(&self) {
+        match &self.home {
+            Home::Shard { shard, .. } => shard.drop_masters(),
+            Home::Beside(masters) => masters.lock().unwrap_or_else(PoisonError::into_inner).values = Vec::new(),
+            Home::Tensor | Home::Unbuilt => {}
         }
     }
 

@@ -6,13 +6,13 @@
 
 use crate::layout::BucketLayout;
 use crate::parameters::Master;
-use crate::storage::{Values, with_bytes};
-use crate::{Placement, Result};
+use crate::storage::{ElementsMut, with_bytes};
+use crate::{DiskValues, Placement, Result};
 use candle_core::{DType, Tensor};
 use half::{bf16, f16};
 use sconce_collectives::{Buffer, Communicator, Element};
 use std::ops::Range;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// One parameter of a shard to be.
 #[derive(Debug)]
@@ -42,9 +42,22 @@ pub(crate) struct Shard {
 #[derive(Debug)]
 struct Memory {
     /// What peers gather, in the parameters' dtype.
-    values: Buffer,
+    values: Share,
     /// What the optimizer updates, in f32, where that is not `values` itself.
     masters: Option<Buffer>,
+}
+
+#[derive(Debug)]
+enum Share {
+    InMemory(Buffer),
+    OnDisk { disk: Arc<DiskShares>, offset: u64 },
+}
+
+/// The shares on disk of one rank, and memory that peers reach, through which they pass on their way to a gather.
+#[derive(Debug)]
+pub(crate) struct DiskShares {
+    pub(crate) file: DiskValues,
+    pub(crate) staging: Mutex<Buffer>,
 }
 
 impl Shard {
@@ -62,14 +75,12 @@ impl Shard {
             .iter()
             .for_each(|chunk| layout.push(chunk.parameter, chunk.elements));
         let has_masters = is_trained && dtype != DType::F32;
-        let mut memory = Memory {
-            values: Buffer::on_heap(layout.part_elements * dtype.size_in_bytes()),
-            masters: has_masters.then(|| Buffer::on_heap(layout.part_elements * size_of::<f32>())),
-        };
+        let mut values = Buffer::on_heap(layout.part_elements * dtype.size_in_bytes());
+        let mut masters = has_masters.then(|| Buffer::on_heap(layout.part_elements * size_of::<f32>()));
         for (slot, chunk) in layout.slots.iter().zip(&chunks) {
             let within = slot.within_part(rank);
-            typed(dtype, &mut memory.values, within.clone()).round_from(&chunk.values);
-            if let Some(masters) = &mut memory.masters {
+            typed(dtype, &mut values, within.clone()).round_from(&chunk.values);
+            if let Some(masters) = &mut masters {
                 masters.as_mut_slice::<f32>()[within].copy_from_slice(&chunk.values);
             }
         }
@@ -86,21 +97,37 @@ impl Shard {
             is_trained,
             tensors: chunks.into_iter().map(|chunk| chunk.tensor).collect(),
             rank,
-            memory: RwLock::new(memory),
+            memory: RwLock::new(Memory {
+                values: Share::InMemory(values),
+                masters,
+            }),
         })
     }
 
     /// Moves what peers gather into memory that they reach; called by all ranks.
     pub(crate) fn share(&self, communicator: &dyn Communicator) -> Result<()> {
         let mut memory = self.write();
-        let mut shared = communicator.allocate(memory.values.len())?;
-        shared.as_mut_slice::<u8>().copy_from_slice(memory.values.as_slice());
-        memory.values = shared;
+        if let Share::InMemory(values) = &mut memory.values {
+            let mut shared = communicator.allocate(values.len())?;
+            shared.as_mut_slice::<u8>().copy_from_slice(values.as_slice());
+            *values = shared;
+        }
+        Ok(())
+    }
+
+    /// Moves what peers gather to disk, from byte `offset` on.
+    pub(crate) fn move_to_disk(&self, disk: &Arc<DiskShares>, offset: u64) -> Result<()> {
+        let mut memory = self.write();
+        if let Share::InMemory(values) = &memory.values {
+            disk.file.write(offset, values.as_slice())?;
+            let disk = Arc::clone(disk);
+            memory.values = Share::OnDisk { disk, offset };
+        }
         Ok(())
     }
 
     /// Fills the tensors with all ranks' chunks; called by all ranks.
-    pub(crate) fn gather(&self, group: &dyn Communicator) -> sconce_collectives::Result<()> {
+    pub(crate) fn gather(&self, group: &dyn Communicator) -> Result<()> {
         match self.dtype {
             DType::F32 => self.gather_as::<f32>(group),
             DType::BF16 => self.gather_as::<bf16>(group),
@@ -108,9 +135,23 @@ impl Shard {
         }
     }
 
-    fn gather_as<T: Element>(&self, group: &dyn Communicator) -> sconce_collectives::Result<()> {
+    fn gather_as<T: Element>(&self, group: &dyn Communicator) -> Result<()> {
         let memory = self.read();
-        let values = &memory.values.as_slice::<T>()[..self.layout.part_elements];
+        let mut staging;
+        let values = match &memory.values {
+            Share::InMemory(values) => values,
+            Share::OnDisk { disk, offset } => {
+                staging = disk.staging.lock().unwrap_or_else(PoisonError::into_inner);
+                let bytes = &mut staging.as_mut_slice::<u8>()[..self.bytes_of_values()];
+                if let Err(error) = disk.file.read(*offset, bytes) {
+                    // Peers wait for this rank's values.
+                    group.abort(&error.to_string());
+                    return Err(error);
+                }
+                &*staging
+            }
+        };
+        let values = &values.as_slice::<T>()[..self.layout.part_elements];
         let mut outcome = Ok(());
         group.all_gather_each(values, self.label, |rank, part| {
             for (slot, tensor) in self.layout.slots.iter().zip(&self.tensors) {
@@ -133,18 +174,34 @@ impl Shard {
     }
 
     /// Runs `work` on this rank's chunk of a slot: the values the optimizer updates.
-    pub(crate) fn with_master<R>(&self, slot: usize, work: impl FnOnce(Master<'_>) -> R) -> R {
+    pub(crate) fn with_master<R>(&self, slot: usize, work: impl FnOnce(Master<'_>) -> R) -> Result<R> {
         let mut memory = self.write();
         let within = self.layout.slots[slot].within_part(self.rank);
         let Memory { values, masters } = &mut *memory;
-        let values = typed(self.dtype, values, within.clone());
-        match masters {
-            Some(masters) => work(Master::Apart {
-                masters: &mut masters.as_mut_slice::<f32>()[within],
-                copy: values,
-            }),
-            None => work(Master::Itself(values)),
+        let masters = masters
+            .as_mut()
+            .map(|masters| &mut masters.as_mut_slice::<f32>()[within.clone()]);
+        let master_of = |values| match masters {
+            Some(masters) => Master::Apart { masters, copy: values },
+            None => Master::Itself(values),
+        };
+        match values {
+            Share::InMemory(values) => Ok(work(master_of(typed(self.dtype, values, within)))),
+            Share::OnDisk { disk, offset } => {
+                let size = self.dtype.size_in_bytes();
+                let mut here = Buffer::on_heap(within.len() * size);
+                let place = *offset + (within.start * size) as u64;
+                disk.file.read(place, here.as_mut_slice())?;
+                let outcome = work(master_of(typed(self.dtype, &mut here, 0..within.len())));
+                disk.file.write(place, here.as_slice())?;
+                Ok(outcome)
+            }
         }
+    }
+
+    /// Forgets the masters, which are kept elsewhere from now on.
+    pub(crate) fn drop_masters(&self) {
+        self.write().masters = None;
     }
 
     /// Says whether the parameters are trained, rather than frozen.
@@ -162,10 +219,19 @@ impl Shard {
         self.gathered_elements() * self.dtype.size_in_bytes()
     }
 
-    /// Returns the bytes held of the values that are gathered, and of masters.
+    /// Returns the bytes of this rank's values, wherever they are.
+    pub(crate) fn bytes_of_values(&self) -> usize {
+        self.layout.part_elements * self.dtype.size_in_bytes()
+    }
+
+    /// Returns the bytes held in memory of the values that are gathered, and of masters.
     pub(crate) fn bytes(&self) -> (usize, usize) {
         let memory = self.read();
-        (memory.values.len(), memory.masters.as_ref().map_or(0, Buffer::len))
+        let values = match &memory.values {
+            Share::InMemory(values) => values.len(),
+            Share::OnDisk { .. } => 0,
+        };
+        (values, memory.masters.as_ref().map_or(0, Buffer::len))
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Memory> {
@@ -177,10 +243,10 @@ impl Shard {
     }
 }
 
-fn typed(dtype: DType, buffer: &mut Buffer, within: Range<usize>) -> Values<'_> {
+fn typed(dtype: DType, buffer: &mut Buffer, within: Range<usize>) -> ElementsMut<'_> {
     match dtype {
-        DType::F32 => Values::F32(&mut buffer.as_mut_slice()[within]),
-        DType::BF16 => Values::Bf16(&mut buffer.as_mut_slice()[within]),
-        _ => Values::F16(&mut buffer.as_mut_slice()[within]),
+        DType::F32 => ElementsMut::F32(&mut buffer.as_mut_slice()[within]),
+        DType::BF16 => ElementsMut::Bf16(&mut buffer.as_mut_slice()[within]),
+        _ => ElementsMut::F16(&mut buffer.as_mut_slice()[within]),
     }
 }

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 /// The elements of a managed tensor.
 #[derive(Debug)]
-pub(crate) enum Values<'a> {
+pub(crate) enum ElementsMut<'a> {
     F32(&'a mut [f32]),
     Bf16(&'a mut [bf16]),
     F16(&'a mut [f16]),
@@ -37,7 +37,7 @@ pub(crate) fn zeros(dtype: DType, count: usize) -> Result<CpuStorage> {
 /// Runs `work` on the elements of `tensor`, which must be a whole (not a view) tensor of a managed dtype on the CPU.
 ///
 /// `work` must not touch the tensor by other ways: it would wait for itself.
-pub(crate) fn with_values<R>(tensor: &Tensor, work: impl FnOnce(Values<'_>) -> R) -> Result<R> {
+pub(crate) fn with_values<R>(tensor: &Tensor, work: impl FnOnce(ElementsMut<'_>) -> R) -> Result<R> {
     let task = Task {
         work: Cell::new(Some(work)),
         outcome: Cell::new(None),
@@ -54,7 +54,7 @@ pub(crate) fn with_bytes<R>(tensor: &Tensor, work: impl FnOnce(&mut [u8]) -> R) 
     with_values(tensor, |values| work(values.into_bytes()))
 }
 
-impl<'a> Values<'a> {
+impl<'a> ElementsMut<'a> {
     pub(crate) fn into_bytes(self) -> &'a mut [u8] {
         match self {
             Self::F32(elements) => cast_slice_mut(elements),
@@ -88,7 +88,7 @@ struct Task<F, R> {
     outcome: Cell<Option<R>>,
 }
 
-impl<R, F: FnOnce(Values<'_>) -> R> InplaceOp1 for Task<F, R> {
+impl<R, F: FnOnce(ElementsMut<'_>) -> R> InplaceOp1 for Task<F, R> {
     fn name(&self) -> &'static str {
         "with-values"
     }
@@ -96,9 +96,9 @@ impl<R, F: FnOnce(Values<'_>) -> R> InplaceOp1 for Task<F, R> {
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
         let count = layout.shape().elem_count();
         let values = match storage {
-            CpuStorage::F32(elements) if elements.len() == count => Values::F32(elements),
-            CpuStorage::BF16(elements) if elements.len() == count => Values::Bf16(elements),
-            CpuStorage::F16(elements) if elements.len() == count => Values::F16(elements),
+            CpuStorage::F32(elements) if elements.len() == count => ElementsMut::F32(elements),
+            CpuStorage::BF16(elements) if elements.len() == count => ElementsMut::Bf16(elements),
+            CpuStorage::F16(elements) if elements.len() == count => ElementsMut::F16(elements),
             _ => candle_core::bail!("only whole f32, bf16 and f16 tensors are worked on in place"),
         };
         if !layout.is_contiguous() || layout.start_offset() != 0 {
@@ -119,7 +119,7 @@ mod tests {
         let tensor = Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu).unwrap();
         let view = tensor.t().unwrap();
         let length = with_values(&tensor, |values| {
-            let Values::F32(elements) = values.slice(1..3) else {
+            let ElementsMut::F32(elements) = values.slice(1..3) else {
                 panic!("the tensor is f32")
             };
             elements[0] = 7.0;

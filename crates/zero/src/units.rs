@@ -20,9 +20,9 @@
 //! [`Gathering`](crate::Gathering). Ranks whose models run alike start the same gathers in the same order.
 
 use crate::parameters::{Parameters, UnitOfParameters};
-use crate::shard::Shard;
+use crate::shard::{DiskShares, Shard};
 use crate::trace::{Event, Pass, Trace};
-use crate::{Error, Gathering, Result};
+use crate::{DiskOptions, DiskValues, Error, Gathering, Result, Tier};
 use sconce_collectives::{Communicator, Pending};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,6 +32,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) struct Units {
     communicator: Arc<dyn Communicator>,
     gathering: Gathering,
+    disk: Option<DiskOptions>,
     parameters: Arc<Parameters>,
     state: Mutex<State>,
 }
@@ -56,6 +57,8 @@ struct State {
     shards: Vec<Presence>,
     /// Units that each parameter's gradient matters to.
     units_of: Vec<Vec<usize>>,
+    /// Where shares lie that are not in memory.
+    disk: Option<Arc<DiskShares>>,
     trace: Trace,
     live: Live,
 }
@@ -93,15 +96,21 @@ struct Presence {
 #[derive(Debug)]
 enum Whereabouts {
     Absent,
-    UnderWay(Pending<()>),
+    UnderWay(Pending<Result<()>>),
     Present,
 }
 
 impl Units {
-    pub(crate) fn new(communicator: Arc<dyn Communicator>, gathering: Gathering, parameters: Arc<Parameters>) -> Self {
+    pub(crate) fn new(
+        communicator: Arc<dyn Communicator>,
+        gathering: Gathering,
+        disk: Option<DiskOptions>,
+        parameters: Arc<Parameters>,
+    ) -> Self {
         Self {
             communicator,
             gathering,
+            disk,
             parameters,
             state: Mutex::default(),
         }
@@ -229,6 +238,14 @@ impl Units {
         outcome
     }
 
+    /// Returns the bytes of shares on disk, and of the memory that they and the file's window pass through.
+    pub(crate) fn disk_bytes(&self) -> (u64, u64) {
+        let state = self.lock();
+        let Some(disk) = &state.disk else { return (0, 0) };
+        let staging = disk.staging.lock().unwrap_or_else(PoisonError::into_inner).len();
+        (disk.file.bytes_on_disk(), disk.file.bytes_in_memory() + staging as u64)
+    }
+
     /// Returns what is gathered.
     pub(crate) fn live(&self) -> Live {
         self.lock().live
@@ -277,8 +294,11 @@ impl Units {
             return;
         }
         let source = Arc::clone(&presence.shard);
-        let gather = move |_: &mut (), group: &dyn Communicator| source.gather(group);
-        presence.state = Whereabouts::UnderWay(self.communicator.run_behind((), gather));
+        let gather = move |outcome: &mut Result<()>, group: &dyn Communicator| {
+            *outcome = source.gather(group);
+            Ok(())
+        };
+        presence.state = Whereabouts::UnderWay(self.communicator.run_behind(Ok(()), gather));
         let live = &mut state.live;
         live.elements += presence.shard.gathered_elements();
         live.bytes += presence.shard.gathered_bytes();
@@ -295,9 +315,7 @@ impl Units {
         self.parameters.seal();
         let parameters = self.parameters.all();
         let (units, shards) = self.parameters.units();
-        if self.communicator.size() > 1 {
-            shards.iter().try_for_each(|shard| shard.share(&*self.communicator))?;
-        }
+        state.disk = self.place(&shards)?;
         state.units_of = vec![Vec::new(); parameters.len()];
         for (number, unit) in units.iter().enumerate() {
             for parameter in &unit.parameters {
@@ -328,6 +346,31 @@ impl Units {
         state.shards = shards.into_iter().map(absent).collect();
         state.is_ready = true;
         Ok(state)
+    }
+
+    /// Puts this rank's shares where they stay: in memory that peers reach, or on disk.
+    fn place(&self, shards: &[Arc<Shard>]) -> Result<Option<Arc<DiskShares>>> {
+        let is_on_disk = |shard: &&Arc<Shard>| shard.layout.placement.parameter_tier == Tier::Disk;
+        let (on_disk, in_memory): (Vec<_>, Vec<_>) = shards.iter().partition(is_on_disk);
+        if self.communicator.size() > 1 {
+            in_memory
+                .iter()
+                .try_for_each(|shard| shard.share(&*self.communicator))?;
+        }
+        let bytes = on_disk.iter().map(|shard| shard.bytes_of_values());
+        let (Some(options), Some(largest)) = (&self.disk, bytes.clone().max()) else {
+            return Ok(None);
+        };
+        let disk = Arc::new(DiskShares {
+            file: DiskValues::create(options, self.communicator.rank(), bytes.sum::<usize>() as u64)?,
+            staging: Mutex::new(self.communicator.allocate(largest)?),
+        });
+        let mut offset = 0;
+        for shard in on_disk {
+            shard.move_to_disk(&disk, offset)?;
+            offset += shard.bytes_of_values() as u64;
+        }
+        Ok(Some(disk))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -397,7 +440,7 @@ impl State {
         if let Whereabouts::UnderWay(_) = presence.state {
             let state = std::mem::replace(&mut presence.state, Whereabouts::Present);
             if let Whereabouts::UnderWay(pending) = state {
-                pending.wait()?;
+                pending.wait()??;
             }
         }
         Ok(())

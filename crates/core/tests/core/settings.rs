@@ -139,39 +139,36 @@ fn a_group_given_in_code_decides_the_world_whatever_the_environment_says() {
     });
 }
 
-/// Shards everything.
+/// Shards gradients alone, which cannot be.
 #[derive(Debug)]
-struct Everything;
+struct GradientsAlone;
 
-impl ShardingStrategy for Everything {
+impl ShardingStrategy for GradientsAlone {
     fn name(&self) -> &str {
-        "everything"
+        "gradients_alone"
     }
 
     fn place(&self, _: &sconce_zero::ParameterInfo) -> sconce_zero::Placement {
-        let sharded = sconce_zero::Residence::Sharded;
         sconce_zero::Placement {
-            parameter: sharded,
-            gradient: sharded,
-            optimizer_state: sharded,
+            gradient: sconce_zero::Residence::Sharded,
             ..sconce_zero::Placement::REPLICATED
         }
     }
 }
 
 #[test]
-fn a_strategy_that_shards_is_refused_when_the_optimizer_is_prepared() {
+fn a_strategy_that_cannot_be_is_refused_when_the_optimizer_is_prepared() {
     let acc = build_with(
         AcceleratorBuilder::default()
             .communicator(single())
-            .strategy(Everything),
+            .strategy(GradientsAlone),
         &[],
     )
     .unwrap();
     candle_nn::linear(2, 1, acc.var_builder(Weights::Random { seed: 0 }).unwrap()).unwrap();
     let text = acc.prepare_optimizer(Box::new(Sgd::default())).unwrap_err().to_string();
     assert!(
-        text.contains("everything") && text.contains("sharded") && text.contains("weight"),
+        text.contains("gradients_alone") && text.contains("whole gradient") && text.contains("weight"),
         "{text}"
     );
 }

@@ -1,6 +1,8 @@
 //! Rates that shrink with the sum of squared gradients.
 
-use super::{OptimizerRule, StateSlices, Update, in_range};
+use super::elements::for_each_element;
+use super::instruction_sets::for_each_instruction_set;
+use super::{Gradient, OptimizerRule, StateSlices, Update, Values, in_range};
 use crate::Result;
 
 /// Adagrad (Duchi, Hazan and Singer 2011), with PyTorch's defaults and order of operations.
@@ -64,6 +66,10 @@ impl OptimizerRule for Adagrad {
     }
 
     fn update(&self, update: &Update, parameter: &mut [f32], gradient: &[f32], state: StateSlices<'_>) {
+        self.update_values(update, Values::F32(parameter), Gradient::F32(gradient), state);
+    }
+
+    fn update_values(&self, update: &Update, values: Values<'_>, gradient: Gradient<'_>, state: StateSlices<'_>) {
         let [sum, ..] = state.0;
         let earlier_steps = (update.step - 1) as f64;
         let factors = Factors {
@@ -72,7 +78,7 @@ impl OptimizerRule for Adagrad {
             epsilon: self.epsilon as f32,
             scale: update.gradient_scale,
         };
-        fused(&factors, parameter, gradient, sum);
+        fused(&factors, values, gradient, sum);
     }
 }
 
@@ -84,11 +90,12 @@ struct Factors {
     scale: f32,
 }
 
-#[multiversion::multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma", "aarch64+neon"))]
-fn fused(f: &Factors, parameter: &mut [f32], gradient: &[f32], sum: &mut [f32]) {
-    for ((p, g), s) in parameter.iter_mut().zip(gradient).zip(sum) {
-        let g = g * f.scale + f.decay * *p;
-        *s += g * g;
-        *p -= f.rate * g / (s.sqrt() + f.epsilon);
+for_each_instruction_set! {
+    fn fused(f: &Factors, values: Values<'_>, gradient: Gradient<'_>, sum: &mut [f32]) {
+        for_each_element(values, gradient, [sum], |p, g, [s]| {
+            let g = g * f.scale + f.decay * *p;
+            *s += g * g;
+            *p -= f.rate * g / (s.sqrt() + f.epsilon);
+        });
     }
 }

@@ -1,7 +1,7 @@
 //! Adam with an L2 penalty.
 
 use super::moments::{Decay, Settings, state_names};
-use super::{OptimizerRule, StateSlices, Update};
+use super::{Gradient, OptimizerRule, StateSlices, Update, Values};
 use crate::Result;
 
 /// Adam (Kingma and Ba 2015), with PyTorch's defaults and order of operations.
@@ -75,7 +75,10 @@ impl OptimizerRule for Adam {
     }
 
     fn update(&self, update: &Update, parameter: &mut [f32], gradient: &[f32], state: StateSlices<'_>) {
-        let settings = self.settings();
-        settings.update(Decay::Penalty, update, parameter, gradient, state);
+        self.update_values(update, Values::F32(parameter), Gradient::F32(gradient), state);
+    }
+
+    fn update_values(&self, update: &Update, values: Values<'_>, gradient: Gradient<'_>, state: StateSlices<'_>) {
+        self.settings().update(Decay::Penalty, update, values, gradient, state);
     }
 }

@@ -1,7 +1,7 @@
 //! Adam with decoupled weight decay.
 
 use super::moments::{Decay, Settings, state_names};
-use super::{OptimizerRule, StateSlices, Update};
+use super::{Gradient, OptimizerRule, StateSlices, Update, Values};
 use crate::Result;
 
 /// AdamW (Loshchilov and Hutter 2019, algorithm 2), with PyTorch's defaults and order of operations.
@@ -73,7 +73,11 @@ impl OptimizerRule for AdamW {
     }
 
     fn update(&self, update: &Update, parameter: &mut [f32], gradient: &[f32], state: StateSlices<'_>) {
-        let settings = self.settings();
-        settings.update(Decay::Decoupled, update, parameter, gradient, state);
+        self.update_values(update, Values::F32(parameter), Gradient::F32(gradient), state);
+    }
+
+    fn update_values(&self, update: &Update, values: Values<'_>, gradient: Gradient<'_>, state: StateSlices<'_>) {
+        self.settings()
+            .update(Decay::Decoupled, update, values, gradient, state);
     }
 }

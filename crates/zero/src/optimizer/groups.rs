@@ -1,6 +1,6 @@
 //! Rules of their own for sets of parameters.
 
-use super::{OptimizerRule, StateSlices, Update};
+use super::{Gradient, OptimizerRule, StateSlices, Update, Values};
 use crate::{Error, ParameterInfo, ParameterSet, Result};
 
 /// Several rules for one model: PyTorch's parameter groups.
@@ -122,6 +122,10 @@ impl OptimizerRule for ParameterGroups {
     fn update(&self, update: &Update, parameter: &mut [f32], gradient: &[f32], state: StateSlices<'_>) {
         self.rest.update(update, parameter, gradient, state);
     }
+
+    fn update_values(&self, update: &Update, values: Values<'_>, gradient: Gradient<'_>, state: StateSlices<'_>) {
+        self.rest.update_values(update, values, gradient, state);
+    }
 }
 
 /// Returns the group of every parameter, by number from 1; 0 is the rest.
@@ -192,7 +196,7 @@ mod tests {
             .with(named("a"), Adam::default())
             .with(named("nothing"), AdamW::default())
             .with(
-                ParameterSet::matching(|parameter| parameter.name <= *"b"),
+                ParameterSet::matching(|parameter| parameter.name.as_str() <= "b"),
                 AdamW::default(),
             )
             .with(named("a"), AdamW::default());

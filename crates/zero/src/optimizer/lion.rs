@@ -1,6 +1,8 @@
 //! Steps of one size in the direction of an averaged gradient's sign.
 
-use super::{OptimizerRule, StateSlices, Update, in_range};
+use super::elements::for_each_element;
+use super::instruction_sets::for_each_instruction_set;
+use super::{Gradient, OptimizerRule, StateSlices, Update, Values, in_range};
 use crate::Result;
 
 /// Lion (Chen et al. 2023, algorithm 2), with the authors' defaults; decay as in DeepSpeed.
@@ -53,6 +55,10 @@ impl OptimizerRule for Lion {
     }
 
     fn update(&self, update: &Update, parameter: &mut [f32], gradient: &[f32], state: StateSlices<'_>) {
+        self.update_values(update, Values::F32(parameter), Gradient::F32(gradient), state);
+    }
+
+    fn update_values(&self, update: &Update, values: Values<'_>, gradient: Gradient<'_>, state: StateSlices<'_>) {
         let [momentum, ..] = state.0;
         let factors = Factors {
             rate: update.learning_rate as f32,
@@ -63,7 +69,7 @@ impl OptimizerRule for Lion {
             rest2: (1.0 - self.beta2) as f32,
             scale: update.gradient_scale,
         };
-        fused(&factors, parameter, gradient, momentum);
+        fused(&factors, values, gradient, momentum);
     }
 }
 
@@ -78,14 +84,15 @@ struct Factors {
     scale: f32,
 }
 
-#[multiversion::multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma", "aarch64+neon"))]
-fn fused(f: &Factors, parameter: &mut [f32], gradient: &[f32], momentum: &mut [f32]) {
-    for ((p, g), m) in parameter.iter_mut().zip(gradient).zip(momentum) {
-        let g = g * f.scale;
-        let direction = f.beta1 * *m + f.rest1 * g;
-        // `signum` of 0 is 1.
-        let sign = if direction == 0.0 { 0.0 } else { direction.signum() };
-        *p = *p * f.keep - f.rate * sign;
-        *m = f.beta2 * *m + f.rest2 * g;
+for_each_instruction_set! {
+    fn fused(f: &Factors, values: Values<'_>, gradient: Gradient<'_>, momentum: &mut [f32]) {
+        for_each_element(values, gradient, [momentum], |p, g, [m]| {
+            let g = g * f.scale;
+            let direction = f.beta1 * *m + f.rest1 * g;
+            // `signum` of 0 is 1.
+            let sign = if direction == 0.0 { 0.0 } else { direction.signum() };
+            *p = *p * f.keep - f.rate * sign;
+            *m = f.beta2 * *m + f.rest2 * g;
+        });
     }
 }

@@ -3,11 +3,16 @@
 mod adagrad;
 mod adam;
 mod adamw;
+mod elements;
 mod groups;
+mod instruction_sets;
 mod lion;
 mod moments;
+mod pieces;
 mod prefetch;
+mod rounding;
 mod sgd;
+mod values;
 
 pub use adagrad::Adagrad;
 pub use adam::Adam;
@@ -16,6 +21,7 @@ pub use groups::{ParameterGroup, ParameterGroups};
 pub(crate) use groups::{assign, rules_at, warn_of_empty};
 pub use lion::Lion;
 pub use sgd::Sgd;
+pub use values::{Gradient, HalfMut, Values};
 
 use crate::Result;
 
@@ -51,6 +57,25 @@ pub trait OptimizerRule: Send + Sync + std::fmt::Debug {
 
     /// Updates a piece of a parameter. All slices have one length.
     fn update(&self, update: &Update, parameter: &mut [f32], gradient: &[f32], state: StateSlices<'_>);
+
+    /// Updates a piece of a parameter of any form. All slices have one length; state arrays that are not kept are empty.
+    ///
+    /// What is not f32 goes through [`OptimizerRule::update`] in small pieces: widened before, rounded to nearest (ties
+    /// to even) after. A rule whose `update` first computes much that holds for all elements may override this to
+    /// compute it once.
+    ///
+    /// # Panics
+    /// If lengths differ.
+    fn update_values(&self, update: &Update, values: Values<'_>, gradient: Gradient<'_>, state: StateSlices<'_>) {
+        pieces::in_pieces(
+            values,
+            gradient,
+            state,
+            &|parameter: &mut [f32], gradient: &[f32], state| {
+                self.update(update, parameter, gradient, state);
+            },
+        );
+    }
 }
 
 /// What holds for all elements of a parameter in one step.
@@ -68,9 +93,18 @@ pub struct Update {
 #[derive(Debug)]
 pub struct StateSlices<'a>(pub [&'a mut [f32]; StateSlices::MOST]);
 
-impl StateSlices<'_> {
+impl<'a> StateSlices<'a> {
     /// Most state arrays of a rule; unused ones are empty slices.
     pub const MOST: usize = 3;
+
+    /// Returns pieces of `size` elements without end: an array that is used up gives empty ones.
+    ///
+    /// # Panics
+    /// If `size` is 0.
+    pub fn chunks(self, size: usize) -> impl Iterator<Item = StateSlices<'a>> {
+        let mut arrays = self.0.map(|array| array.chunks_mut(size));
+        std::iter::repeat_with(move || StateSlices(arrays.each_mut().map(|chunks| chunks.next().unwrap_or_default())))
+    }
 }
 
 /// Fails unless `value` is in range.

@@ -1,7 +1,8 @@
 //! What Adam and AdamW share: running moments of the gradient, kept and used in one pass over all streams.
 
-use super::prefetch::{PIECE, prefetch_after};
-use super::{StateSlices, Update, in_range};
+use super::elements::for_each_element;
+use super::instruction_sets::for_each_instruction_set;
+use super::{Gradient, StateSlices, Update, Values, in_range};
 use crate::Result;
 
 /// Returns the names of the state arrays, which are PyTorch's.
@@ -48,18 +49,18 @@ impl Settings {
         &self,
         decay: Decay,
         update: &Update,
-        parameter: &mut [f32],
-        gradient: &[f32],
+        values: Values<'_>,
+        gradient: Gradient<'_>,
         state: StateSlices<'_>,
     ) {
         let [first, second, largest] = state.0;
         let factors = self.factors(decay, update);
         if !largest.is_empty() {
-            with_largest(&factors, parameter, gradient, first, second, largest);
+            with_largest(&factors, values, gradient, first, second, largest);
         } else if decay == Decay::Penalty {
-            with_penalty(&factors, parameter, gradient, first, second);
+            with_penalty(&factors, values, gradient, first, second);
         } else {
-            decoupled(&factors, parameter, gradient, first, second);
+            decoupled(&factors, values, gradient, first, second);
         }
     }
 
@@ -104,50 +105,39 @@ struct Factors {
     scale: f32,
 }
 
-#[multiversion::multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma", "aarch64+neon"))]
-fn decoupled(f: &Factors, parameter: &mut [f32], gradient: &[f32], first: &mut [f32], second: &mut [f32]) {
-    let moments = first.chunks_mut(PIECE).zip(second.chunks_mut(PIECE));
-    for ((p, g), (m, v)) in parameter.chunks_mut(PIECE).zip(gradient.chunks(PIECE)).zip(moments) {
-        [&*p, g, m, v].into_iter().for_each(prefetch_after);
-        for ((p, g), (m, v)) in p.iter_mut().zip(g).zip(m.iter_mut().zip(v)) {
+for_each_instruction_set! {
+    fn decoupled(f: &Factors, values: Values<'_>, gradient: Gradient<'_>, first: &mut [f32], second: &mut [f32]) {
+        for_each_element(values, gradient, [first, second], |p, g, [m, v]| {
             average(f, g * f.scale, m, v);
             *p = *p * f.keep - change(f, *m, *v);
-        }
+        });
     }
 }
 
-#[multiversion::multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma", "aarch64+neon"))]
-fn with_penalty(f: &Factors, parameter: &mut [f32], gradient: &[f32], first: &mut [f32], second: &mut [f32]) {
-    let moments = first.chunks_mut(PIECE).zip(second.chunks_mut(PIECE));
-    for ((p, g), (m, v)) in parameter.chunks_mut(PIECE).zip(gradient.chunks(PIECE)).zip(moments) {
-        [&*p, g, m, v].into_iter().for_each(prefetch_after);
-        for ((p, g), (m, v)) in p.iter_mut().zip(g).zip(m.iter_mut().zip(v)) {
+for_each_instruction_set! {
+    fn with_penalty(f: &Factors, values: Values<'_>, gradient: Gradient<'_>, first: &mut [f32], second: &mut [f32]) {
+        for_each_element(values, gradient, [first, second], |p, g, [m, v]| {
             average(f, g * f.scale + f.penalty * *p, m, v);
             *p -= change(f, *m, *v);
-        }
+        });
     }
 }
 
-#[multiversion::multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma", "aarch64+neon"))]
-fn with_largest(
-    f: &Factors,
-    parameter: &mut [f32],
-    gradient: &[f32],
-    first: &mut [f32],
-    second: &mut [f32],
-    largest: &mut [f32],
-) {
-    let moments = first.chunks_mut(PIECE).zip(second.chunks_mut(PIECE));
-    let moments = moments.zip(largest.chunks_mut(PIECE));
-    for ((p, g), ((m, v), x)) in parameter.chunks_mut(PIECE).zip(gradient.chunks(PIECE)).zip(moments) {
-        [&*p, g, m, v, x].into_iter().for_each(prefetch_after);
-        let moments = m.iter_mut().zip(v).zip(x);
-        for ((p, g), ((m, v), x)) in p.iter_mut().zip(g).zip(moments) {
+for_each_instruction_set! {
+    fn with_largest(
+        f: &Factors,
+        values: Values<'_>,
+        gradient: Gradient<'_>,
+        first: &mut [f32],
+        second: &mut [f32],
+        largest: &mut [f32],
+    ) {
+        for_each_element(values, gradient, [first, second, largest], |p, g, [m, v, x]| {
             average(f, g * f.scale + f.penalty * *p, m, v);
             // Unlike `max`, this keeps a moment that is not a number.
             *x = if *v <= *x { *x } else { *v };
             *p = *p * f.keep - change(f, *m, *x);
-        }
+        });
     }
 }
 

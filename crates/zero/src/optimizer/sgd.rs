@@ -1,6 +1,8 @@
 //! Stochastic gradient descent with momentum.
 
-use super::{OptimizerRule, StateSlices, Update, in_range};
+use super::elements::for_each_element;
+use super::instruction_sets::for_each_instruction_set;
+use super::{Gradient, OptimizerRule, StateSlices, Update, Values, in_range};
 use crate::Result;
 
 /// SGD with L2 penalty, momentum, dampening and Nesterov momentum, by PyTorch's rules.
@@ -73,11 +75,15 @@ impl OptimizerRule for Sgd {
     }
 
     fn update(&self, update: &Update, parameter: &mut [f32], gradient: &[f32], state: StateSlices<'_>) {
+        self.update_values(update, Values::F32(parameter), Gradient::F32(gradient), state);
+    }
+
+    fn update_values(&self, update: &Update, values: Values<'_>, gradient: Gradient<'_>, state: StateSlices<'_>) {
         let [buffer, ..] = state.0;
         let rate = update.learning_rate as f32;
         let (decay, scale) = (self.weight_decay as f32, update.gradient_scale);
         if self.momentum == 0.0 {
-            plain(rate, decay, scale, parameter, gradient);
+            plain(rate, decay, scale, values, gradient);
             return;
         }
         let first = update.step == 1;
@@ -90,14 +96,13 @@ impl OptimizerRule for Sgd {
             along: if self.nesterov { self.momentum as f32 } else { 1.0 },
             gradient: if self.nesterov { 1.0 } else { 0.0 },
         };
-        with_momentum(&factors, parameter, gradient, buffer);
+        with_momentum(&factors, values, gradient, buffer);
     }
 }
 
-#[multiversion::multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma", "aarch64+neon"))]
-fn plain(rate: f32, decay: f32, scale: f32, parameter: &mut [f32], gradient: &[f32]) {
-    for (p, g) in parameter.iter_mut().zip(gradient) {
-        *p -= rate * (g * scale + decay * *p);
+for_each_instruction_set! {
+    fn plain(rate: f32, decay: f32, scale: f32, values: Values<'_>, gradient: Gradient<'_>) {
+        for_each_element(values, gradient, [], |p, g, []| *p -= rate * (g * scale + decay * *p));
     }
 }
 
@@ -112,11 +117,12 @@ struct Factors {
     gradient: f32,
 }
 
-#[multiversion::multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma", "aarch64+neon"))]
-fn with_momentum(f: &Factors, parameter: &mut [f32], gradient: &[f32], buffer: &mut [f32]) {
-    for ((p, g), b) in parameter.iter_mut().zip(gradient).zip(buffer) {
-        let g = g * f.scale + f.decay * *p;
-        *b = f.keep * *b + f.add * g;
-        *p -= f.rate * (f.gradient * g + f.along * *b);
+for_each_instruction_set! {
+    fn with_momentum(f: &Factors, values: Values<'_>, gradient: Gradient<'_>, buffer: &mut [f32]) {
+        for_each_element(values, gradient, [buffer], |p, g, [b]| {
+            let g = g * f.scale + f.decay * *p;
+            *b = f.keep * *b + f.add * g;
+            *p -= f.rate * (f.gradient * g + f.along * *b);
+        });
     }
 }

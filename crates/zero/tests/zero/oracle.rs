@@ -82,11 +82,12 @@ impl Trace {
 }
 
 pub(crate) fn new_model(engine: &Engine) -> Model {
-    Model::new(
-        engine
-            .var_builder(Weights::Random { seed: 3 }, DType::F32, &Device::Cpu)
-            .unwrap(),
-    )
+    model_of_dtype(engine, DType::F32)
+}
+
+pub(crate) fn model_of_dtype(engine: &Engine, dtype: DType) -> Model {
+    let vb = engine.var_builder(Weights::Random { seed: 3 }, dtype, &Device::Cpu);
+    Model::new(vb.unwrap())
 }
 
 /// Makes the model of plain candle variables, by name, with the values that [`new_model`] has.

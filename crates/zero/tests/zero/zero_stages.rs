@@ -9,16 +9,16 @@ use sconce_zero::{
 };
 
 /// Stage 3 without a parameter that stays whole.
-const EVERYTHING: ZeroStage = ZeroStage::Three {
+pub(crate) const EVERYTHING: ZeroStage = ZeroStage::Three {
     persistence_threshold: 0,
 };
 /// Stage 3 with some of the model's parameters whole.
 const WEIGHTS: ZeroStage = ZeroStage::Three {
     persistence_threshold: 17,
 };
-const STAGES: [ZeroStage; 4] = [ZeroStage::One, ZeroStage::Two, EVERYTHING, WEIGHTS];
+pub(crate) const STAGES: [ZeroStage; 4] = [ZeroStage::One, ZeroStage::Two, EVERYTHING, WEIGHTS];
 
-fn options(strategy: impl ShardingStrategy + 'static) -> EngineOptions {
+pub(crate) fn options(strategy: impl ShardingStrategy + 'static) -> EngineOptions {
     with_buckets(strategy, 1 << 20, 25 << 20)
 }
 
@@ -31,7 +31,7 @@ fn with_buckets(strategy: impl ShardingStrategy + 'static, first: usize, others:
 
 /// Trains with AdamW, clipping in every step; each rank takes its share of the rows, in `accumulation` micro-batches of
 /// which only the last synchronises.
-fn train(world: usize, accumulation: usize, options: impl Fn() -> EngineOptions + Sync) -> Vec<Trace> {
+pub(crate) fn train(world: usize, accumulation: usize, options: impl Fn() -> EngineOptions + Sync) -> Vec<Trace> {
     on_ranks(world, |communicator| {
         let engine = engine(&communicator, options());
         let model = new_model(&engine);

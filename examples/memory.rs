@@ -1,0 +1,159 @@
+//! Tells what a strategy costs in memory and traffic: trains a Llama with random weights for a few steps and compares
+//! what its ranks count with what their processes hold.
+//!
+//! ```text
+//! sconce launch --num_processes 4 --example memory -- --stage 3
+//! ```
+//!
+//! Resident memory is the proportional set size that Linux tells in `/proc/self/smaps_rollup`: pages that several ranks
+//! have mapped count once in all. What a rank holds before its model is made is subtracted.
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail};
+use candle_core::{Device, Tensor};
+use clap::Parser;
+use sconce_core::schedule::ConstantSchedule;
+use sconce_core::{
+    Accelerator, AcceleratorBuilder, AdamW, DataLoader, DataParallel, ReduceOp, TensorDataset, Traffic, Weights,
+    ZeroStage,
+};
+use sconce_examples::models::{Llama, LlamaConfig};
+use sconce_examples::report;
+
+/// Measures the memory and traffic of a Llama with random weights.
+#[derive(Debug, Parser)]
+#[command(rename_all = "snake_case")]
+struct Arguments {
+    /// ZeRO stage, 0 to 3; by default what the launcher says.
+    #[arg(long)]
+    stage: Option<u8>,
+    /// Decoder layers.
+    #[arg(long, default_value_t = 12)]
+    layers: usize,
+    /// Width of the residual stream.
+    #[arg(long, default_value_t = 768)]
+    hidden: usize,
+    /// Width of the feed-forward layers.
+    #[arg(long, default_value_t = 2048)]
+    intermediate: usize,
+    /// Token ids.
+    #[arg(long, default_value_t = 10_000)]
+    vocabulary: usize,
+    /// Tokens in each rank's row.
+    #[arg(long, default_value_t = 16)]
+    sequence: usize,
+    /// Optimizer steps.
+    #[arg(long, default_value_t = 3)]
+    steps: usize,
+}
+
+fn main() -> ExitCode {
+    let arguments: Arguments = match report::parse_arguments() {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
+    let builder = AcceleratorBuilder::default();
+    let builder = match arguments.stage {
+        None => Ok(builder),
+        Some(0) => Ok(builder.strategy(DataParallel)),
+        Some(1) => Ok(builder.strategy(ZeroStage::One)),
+        Some(2) => Ok(builder.strategy(ZeroStage::Two)),
+        Some(3) => Ok(builder.strategy(ZeroStage::THREE)),
+        Some(other) => Err(other),
+    };
+    match builder {
+        Ok(builder) => report::run(builder.build(), |acc| run(&arguments, acc)),
+        Err(stage) => {
+            eprintln!("error: --stage is {stage}, expected 0 to 3");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(arguments: &Arguments, acc: &dyn Accelerator) -> Result<()> {
+    let world = acc.world().size;
+    let before = resident()?;
+    let model = Llama::new(&config(arguments), acc.var_builder(Weights::Random { seed: 1 })?)?;
+    let rows = world * arguments.steps;
+    let count = rows * arguments.sequence;
+    let tokens: Vec<u32> = (0..count)
+        .map(|number| (number * 7919 % arguments.vocabulary) as u32)
+        .collect();
+    let tokens = Tensor::from_vec(tokens, (rows, arguments.sequence), &Device::Cpu)?;
+    let data = TensorDataset::new(vec![tokens])?;
+    let (mut optimizer, mut loader, _) = acc.prepare(AdamW::default(), DataLoader::new(data, 1), ConstantSchedule)?;
+    let volume = || acc.communicator().traffic().iter().map(Traffic::volume).sum::<u64>();
+    let mut moved = 0;
+    for batch in &mut loader {
+        acc.accumulate();
+        let before = volume();
+        let tokens = &batch?[0];
+        acc.backward(&model.loss(tokens, tokens)?)?;
+        optimizer.step()?;
+        optimizer.zero_grad()?;
+        moved = volume() - before;
+    }
+    acc.wait_for_everyone()?;
+    let held = resident()?.saturating_sub(before);
+    acc.wait_for_everyone()?;
+    let memory = acc.memory();
+    let mut sums = [held as i64, memory.total() as i64];
+    acc.communicator().all_reduce(&mut sums, ReduceOp::Sum)?;
+    let parameters = acc
+        .state_dict()?
+        .iter()
+        .map(|(_, tensor)| tensor.elem_count() as u64)
+        .sum::<u64>();
+    let line = serde_json::json!({
+        "world": world,
+        "stage": arguments.stage,
+        "parameters": parameters,
+        "elements_moved_per_parameter": if parameters > 0 { moved as f64 / parameters as f64 } else { 0.0 },
+        "bytes_of_rank_0": {
+            "parameters": memory.parameters,
+            "masters": memory.masters,
+            "gradients": memory.gradients,
+            "optimizer_state": memory.optimizer_state,
+            "on_disk": memory.on_disk,
+            "buffers": memory.buffers,
+            "gathered_peak": memory.gathered_peak,
+        },
+        "counted_mib_of_all_ranks": sums[1] >> 20,
+        "resident_mib_of_all_ranks": sums[0] >> 20,
+        "resident_of_counted": sums[0] as f64 / sums[1] as f64,
+    });
+    acc.print(line);
+    Ok(())
+}
+
+fn config(arguments: &Arguments) -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: arguments.vocabulary,
+        hidden_size: arguments.hidden,
+        intermediate_size: arguments.intermediate,
+        num_hidden_layers: arguments.layers,
+        num_attention_heads: arguments.hidden / 64,
+        num_key_value_heads: arguments.hidden / 64,
+        head_dim: 64,
+        max_position_embeddings: arguments.sequence,
+        rms_norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        tie_word_embeddings: false,
+        attention_bias: false,
+        mlp_bias: false,
+    }
+}
+
+/// Returns this process's share of the memory that it has mapped, in bytes.
+fn resident() -> Result<u64> {
+    const FILE: &str = "/proc/self/smaps_rollup";
+    let text = std::fs::read_to_string(FILE).with_context(|| format!("{FILE}: this example measures on Linux only"))?;
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("Pss:") {
+            let kib: u64 = rest.trim().trim_end_matches("kB").trim().parse().context(FILE)?;
+            return Ok(kib << 10);
+        }
+    }
+    bail!("{FILE}: has no line Pss")
+}
