@@ -11,8 +11,7 @@ const BUFFERS: usize = 3;
 
 /// One rank's optimizer state in a file, of which three groups at most are in memory.
 ///
-/// A group is so and so many elements, and has one f32 array of that many elements for each state that the update rule
-/// keeps.
+/// A group has a number of elements, and one f32 array of that length for each state that the update rule keeps.
 ///
 /// ```
 /// use sconce_zero::{DiskOptions, DiskState};

@@ -11,7 +11,7 @@ use super::aligned_buffer::AlignedBuffer;
 use super::state_file::StateFile;
 use crate::{Error, Result};
 use std::panic::resume_unwind;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, Scope, ScopedJoinHandle};
 
 /// Where a group lies in the file, and how: one array after the other, each padded to whole blocks.
@@ -69,10 +69,14 @@ pub(super) fn run(
     file: &StateFile,
     regions: &[Region],
     buffers: &mut Vec<AlignedBuffer>,
-    mut work: impl FnMut(usize, &mut [&mut [f32]]) -> Result<()>,
+    work: impl FnMut(usize, &mut [&mut [f32]]) -> Result<()>,
 ) -> Result<()> {
     let under_way = buffers.len();
-    let (empty, to_read) = mpsc::channel();
+    assert!(
+        under_way > 0 || regions.is_empty(),
+        "a pass without buffers would wait for ever"
+    );
+    let (empty, to_read) = mpsc::channel::<Piece>();
     let (read, to_change) = mpsc::channel::<Piece>();
     let (changed, to_write) = mpsc::channel::<Piece>();
     for (group, buffer) in buffers.drain(..).enumerate() {
@@ -103,24 +107,32 @@ pub(super) fn run(
             }
             Ok(done)
         })?;
-        let worked: Result<()> = (move || {
-            for _ in regions {
-                // Closed queues mean that the thread at their other end failed, which it says itself.
-                let Ok(mut piece) = to_change.recv() else { break };
-                let mut arrays = regions[piece.group].arrays_mut(&mut piece.buffer);
-                work(piece.group, &mut arrays)?;
-                if changed.send(piece).is_err() {
-                    break;
-                }
-            }
-            Ok(())
-        })();
+        let worked = change_all(regions, to_change, changed, work);
         let written = join(writer);
         let read = join(reader);
         worked?;
+        read?;
         *buffers = written?;
-        read
+        Ok(())
     })
+}
+
+/// Changes every group as it comes, and hands it on.
+fn change_all(
+    regions: &[Region],
+    to_change: Receiver<Piece>,
+    changed: Sender<Piece>,
+    mut work: impl FnMut(usize, &mut [&mut [f32]]) -> Result<()>,
+) -> Result<()> {
+    for region in regions {
+        // Closed queues mean that the thread at their other end failed, which it says itself.
+        let Ok(mut piece) = to_change.recv() else { break };
+        work(piece.group, &mut region.arrays_mut(&mut piece.buffer))?;
+        if changed.send(piece).is_err() {
+            break;
+        }
+    }
+    Ok(())
 }
 
 fn spawn<'scope, R: Send + 'scope>(

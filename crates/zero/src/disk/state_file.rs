@@ -106,8 +106,8 @@ impl StateFile {
 
     /// Checks that the access is one of whole blocks, and that the file still is as long as it was made.
     fn check(&self, access: Access, offset: u64, bytes: &[u8]) -> Result<()> {
-        let block = BLOCK_BYTES as u64;
-        let is_aligned = (bytes.as_ptr() as u64 | offset | bytes.len() as u64) % block == 0;
+        let places = bytes.as_ptr() as u64 | offset | bytes.len() as u64;
+        let is_aligned = places.is_multiple_of(BLOCK_BYTES as u64);
         assert!(is_aligned, "reads and writes are of whole blocks");
         let metadata = self.file.as_file().metadata();
         let found = metadata

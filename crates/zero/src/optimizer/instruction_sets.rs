@@ -137,8 +137,15 @@ mod tests {
         values.iter().map(|value| of(value).to_bits()).collect()
     }
 
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Form {
+        F32,
+        Masters,
+        Half,
+    }
+
     /// Runs three steps; returns the bits of values, copy and state, all arrays beginning at `at`.
-    fn run(rule: &dyn OptimizerRule, masters: bool, size: usize, at: usize) -> [Vec<u32>; 5] {
+    fn run(rule: &dyn OptimizerRule, form: Form, size: usize, at: usize) -> [Vec<u32>; 5] {
         let mut values = array(size + at, 1);
         let mut half: Vec<_> = values.iter().map(|value| bf16::from_f32(*value)).collect();
         let kept = rule.state_names().len();
@@ -156,14 +163,14 @@ mod tests {
             let half_gradient: Vec<_> = gradient.iter().map(|value| bf16::from_f32(*value)).collect();
             let slices = state.each_mut().map(|state| state.get_mut(at..).unwrap_or_default());
             let (copy, state) = (HalfMut::Bf16(&mut half[at..]), StateSlices(slices));
-            if masters {
-                let masters = &mut values[at..];
-                let gradient = Gradient::F32(&gradient[at..]);
-                rule.update_values(&update, Values::Masters { masters, copy }, gradient, state);
-            } else {
-                let gradient = Gradient::Bf16(&half_gradient[at..]);
-                rule.update_values(&update, Values::Half(copy), gradient, state);
-            }
+            let (wide, narrow) = (Gradient::F32(&gradient[at..]), Gradient::Bf16(&half_gradient[at..]));
+            let (masters, gradient) = (&mut values[at..], if form == Form::Half { narrow } else { wide });
+            let values = match form {
+                Form::F32 => Values::F32(masters),
+                Form::Masters => Values::Masters { masters, copy },
+                Form::Half => Values::Half(copy),
+            };
+            rule.update_values(&update, values, gradient, state);
         }
         let half: Vec<f32> = half.iter().map(|value| value.to_f32_const()).collect();
         let [first, second, third] = state;
@@ -174,20 +181,15 @@ mod tests {
     fn all_versions_of_every_loop_give_the_same_bits() {
         let sizes: Vec<usize> = (0..=65).chain([127, 1023, 1025, 2079]).collect();
         for rule in every_loop() {
-            for (size, at, masters) in sizes.iter().flat_map(|size| {
-                let offsets = [0, 1, 3];
-                offsets
-                    .into_iter()
-                    .flat_map(|at| [(*size, at, false), (*size, at, true)])
-            }) {
+            let places = sizes.iter().flat_map(|size| [0, 1, 3].map(|at| (*size, at)));
+            for ((size, at), form) in
+                places.flat_map(|place| [Form::F32, Form::Masters, Form::Half].map(|form| (place, form)))
+            {
                 let mut expected = None;
                 on_each(|set| {
-                    let found = run(&*rule, masters, size, at);
+                    let found = run(&*rule, form, size, at);
                     let expected = expected.get_or_insert_with(|| found.clone());
-                    assert_eq!(
-                        &found, expected,
-                        "{rule:?} on {set:?}, {size} at {at}, masters: {masters}"
-                    );
+                    assert_eq!(&found, expected, "{rule:?} on {set:?}, {size} at {at}, {form:?}");
                 });
             }
         }

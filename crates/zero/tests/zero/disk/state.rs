@@ -101,8 +101,8 @@ fn groups_are_read_and_written_one_by_one_for_checkpoints() {
         let arrays = [0, 1].map(|array| expected(group, groups[group], array, 0));
         state.write_group(group, &[&arrays[0], &arrays[1]]).unwrap();
     }
-    for group in 0..3 {
-        let arrays = [0, 1].map(|array| expected(group, groups[group], array, 0));
+    for (group, elements) in groups.into_iter().enumerate() {
+        let arrays = [0, 1].map(|array| expected(group, elements, array, 0));
         assert_eq!(state.read_group(group).unwrap(), arrays);
     }
 }
