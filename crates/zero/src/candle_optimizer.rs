@@ -26,8 +26,10 @@ use std::ops::Range;
 /// let optimizer = CandleOptimizer::new::<candle_nn::AdamW>(candle_nn::ParamsAdamW::default());
 /// ```
 pub struct CandleOptimizer {
-    make: Box<dyn FnOnce(Vec<Var>) -> candle_core::Result<Box<dyn Steps>> + Send>,
+    make: Make,
 }
+
+type Make = Box<dyn FnOnce(Vec<Var>) -> candle_core::Result<Box<dyn Steps>> + Send>;
 
 impl CandleOptimizer {
     /// Takes the kind of optimizer, and its configuration.

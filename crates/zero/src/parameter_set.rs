@@ -17,8 +17,10 @@ use std::sync::Arc;
 /// ```
 #[derive(Clone, Default)]
 pub struct ParameterSet {
-    rule: Option<Arc<dyn Fn(&ParameterInfo) -> bool + Send + Sync>>,
+    rule: Option<Rule>,
 }
+
+type Rule = Arc<dyn Fn(&ParameterInfo) -> bool + Send + Sync>;
 
 impl ParameterSet {
     /// Returns the empty set.
