@@ -216,30 +216,80 @@ fn a_skipped_step_forgets_its_gradients() {
 }
 
 #[test]
-fn an_overflow_of_an_earlier_micro_batch_or_of_one_of_several_parameters_is_seen() {
-    for (micro_batch, number) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-        on_ranks(2, |communicator| {
+fn one_element_is_seen_whichever_rank_holds_it_also_of_an_earlier_micro_batch() {
+    // With three ranks each of the elements belongs to another.
+    let places = [(0, 0, 0), (0, 1, 1), (0, 0, 2), (1, 0, 1), (1, 1, 0), (1, 1, 2)];
+    for (broken, strategy) in places
+        .into_iter()
+        .flat_map(|place| (0..3).map(move |strategy| (place, strategy)))
+    {
+        let stepped = on_ranks(3, |communicator| {
             let options = EngineOptions {
-                strategy: Box::new(ZeroStage::Two),
+                strategy: STRATEGIES[strategy](),
                 skip_nonfinite: true,
                 first_bucket_bytes: 0,
                 bucket_bytes: 0,
                 ..EngineOptions::default()
             };
             let engine = engine(&communicator, options);
-            let tensors = parameters(&engine, [("a", 3), ("b", 5)]);
+            let tensors = parameters(&engine, [("a", 3), ("b", 3)]);
             engine.set_optimizer(sgd()).unwrap();
             for micro in 0..2 {
-                let losses = [0, 1].map(|n| {
-                    let broken = (micro, n, communicator.rank()) == (micro_batch, number, 1);
-                    let value = if broken { f32::NEG_INFINITY } else { 1.0 };
-                    linear_loss(&tensors[n], &vec![value; tensors[n].elem_count()])
+                let [a, b] = [0, 1].map(|number| {
+                    let mut gradient = [1.0; 3];
+                    if (micro, number) == (broken.0, broken.1) && communicator.rank() == 1 {
+                        gradient[broken.2] = f32::NEG_INFINITY;
+                    }
+                    linear_loss(&tensors[number], &gradient)
                 });
-                let [a, b] = losses;
                 engine.backward(&add(a, &b), micro == 1).unwrap();
             }
-            assert_eq!(engine.step(1.0).unwrap(), Stepped::Skipped);
+            engine.step(1.0).unwrap()
         });
+        assert_eq!(stepped, [Stepped::Skipped; 3], "{broken:?}, strategy {strategy}");
+    }
+}
+
+#[test]
+fn clipping_by_value_does_not_hide_an_infinity_whatever_came_before_or_after() {
+    type Clipping = (bool, fn(&Engine));
+    let clip = |engine: &Engine| engine.clip_grad_value(1.0).unwrap();
+    let orders: [Clipping; 4] = [
+        (false, clip),
+        (true, clip),
+        (false, |engine| {
+            engine.grad_norm().unwrap();
+            engine.clip_grad_value(1.0).unwrap();
+        }),
+        (false, |engine| {
+            engine.clip_grad_value(1.0).unwrap();
+            assert!(engine.clip_grad_norm(1.0).unwrap().is_finite());
+        }),
+    ];
+    for ((in_the_window, clipping), strategy) in orders.into_iter().flat_map(|order| (0..3).map(move |s| (order, s))) {
+        let stepped = on_ranks(2, |communicator| {
+            let options = EngineOptions {
+                strategy: STRATEGIES[strategy](),
+                skip_nonfinite: true,
+                ..EngineOptions::default()
+            };
+            let engine = engine(&communicator, options);
+            let [p] = parameters(&engine, [("p", 4)]);
+            engine.set_optimizer(sgd()).unwrap();
+            let last = if communicator.rank() == 0 { f32::INFINITY } else { 1.0 };
+            let broken = linear_loss(&p, &[1.0, 1.0, 1.0, last]);
+            engine.backward(&broken, !in_the_window).unwrap();
+            clipping(&engine);
+            if in_the_window {
+                engine.backward(&linear_loss(&p, &[1.0; 4]), true).unwrap();
+            }
+            let skipped = engine.step(1.0).unwrap();
+            // The next window is not held responsible.
+            engine.backward(&linear_loss(&p, &[1.0; 4]), true).unwrap();
+            clipping(&engine);
+            (skipped, engine.step(1.0).unwrap())
+        });
+        assert_eq!(stepped, [(Stepped::Skipped, Stepped::Updated); 2]);
     }
 }
 
