@@ -28,6 +28,11 @@ pub fn run(
 ) -> ExitCode {
     let (accelerator, outcome) = match accelerator {
         Ok(accelerator) => {
+            if accelerator.is_main_process() {
+                for notice in accelerator.settings().notices(accelerator.device()) {
+                    eprintln!("note: {notice}");
+                }
+            }
             let outcome = program(&*accelerator);
             (Some(accelerator), outcome)
         }
@@ -78,7 +83,11 @@ pub fn print(accelerator: &dyn Accelerator, steps: u64) {
 fn is_found_by_all(error: &Error) -> bool {
     use sconce_zero::Error as Zero;
     match error {
-        Error::Setting { .. } | Error::Order { .. } | Error::Loader { .. } => true,
+        Error::Setting { .. }
+        | Error::Contradictions { .. }
+        | Error::DeepSpeed(_)
+        | Error::Order { .. }
+        | Error::Loader { .. } => true,
         Error::Zero(error) => matches!(
             error,
             Zero::Setting { .. } | Zero::LossShape { .. } | Zero::NoGradient { .. } | Zero::Order { .. }

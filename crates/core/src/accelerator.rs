@@ -2,8 +2,9 @@
 
 use crate::accumulation::Accumulation;
 use crate::data::{DataLoader, Dataset, PreparedLoader};
-use crate::schedule::{Schedule, Scheduler};
-use crate::{Error, Optimizer, Result};
+use crate::deepspeed::{AutoValues, OptimizerSource, ScheduleSource};
+use crate::schedule::Scheduler;
+use crate::{Error, Optimizer, Result, RunSettings};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, ReduceOp, World};
@@ -30,10 +31,14 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
     /// Sets the seed, the same on all ranks; loaders prepared afterwards shuffle by it.
     fn set_seed(&self, seed: u64);
 
+    /// Returns what this run is: its precision, where state lives, and what else was set.
+    fn settings(&self) -> &RunSettings;
+
     /// Returns the state of gradient accumulation.
     fn accumulation(&self) -> &Arc<Accumulation>;
 
-    /// Returns a `VarBuilder` whose tensors are managed parameters, in f32 on this rank's device.
+    /// Returns a `VarBuilder` whose tensors are managed parameters, in the type of the run's precision
+    /// ([`RunSettings::compute_dtype`]) on this rank's device.
     ///
     /// # Errors
     /// When the source cannot be used.
@@ -54,7 +59,8 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
 
     /// Back-propagates a loss of one element, divided by the number of accumulation steps.
     ///
-    /// At the end of an accumulation window the gradients become the mean over all ranks.
+    /// At the end of an accumulation window the gradients become the mean over all ranks (their sum, where a DeepSpeed
+    /// configuration has `gradient_allreduce_op` so).
     ///
     /// # Errors
     /// A loss that is not one number, parameters that get no gradient, failures of candle and of the group.
@@ -65,7 +71,8 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
     /// scaled; an infinite norm or one that is not a number tells of an overflow, after which the step is skipped.
     ///
     /// # Errors
-    /// `max_norm` not above 0, or the last backward failed.
+    /// `max_norm` not above 0, or another than was decided for the run ([`Clipping`](crate::Clipping)), or the last
+    /// backward failed.
     fn clip_grad_norm(&self, max_norm: f64) -> Result<Option<f64>>;
 
     /// Returns how many bytes of training state this rank holds.
@@ -85,15 +92,30 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
 impl<'a> dyn Accelerator + 'a {
     /// Prepares optimizer, data and schedule for this world.
     ///
+    /// `rule` is an [`OptimizerRule`] or a [`ConfiguredOptimizer`](crate::deepspeed::ConfiguredOptimizer), `schedule` a
+    /// [`Schedule`](crate::Schedule) or a [`ConfiguredSchedule`](crate::deepspeed::ConfiguredSchedule).
+    ///
     /// # Errors
-    /// As [`Accelerator::prepare_optimizer`]; [`Error::Loader`] when the data cannot serve this world.
-    pub fn prepare<D: Dataset, S: Schedule>(
+    /// As [`Accelerator::prepare_optimizer`]; [`Error::Loader`] when the data cannot serve this world;
+    /// [`Error::DeepSpeed`] when the loader's batch size is not that of the configuration, values are still `"auto"`, or
+    /// optimizer and schedule are given twice or not at all.
+    pub fn prepare<D: Dataset, S: ScheduleSource>(
         &self,
-        rule: impl OptimizerRule + 'static,
+        rule: impl OptimizerSource,
         loader: DataLoader<D>,
         schedule: S,
-    ) -> Result<(Optimizer, PreparedLoader<D>, Scheduler<S>)> {
-        let optimizer = self.prepare_optimizer(Box::new(rule))?;
+    ) -> Result<(Optimizer, PreparedLoader<D>, Scheduler<S::Schedule>)> {
+        let known = AutoValues {
+            data_parallel_size: Some(self.world().size as u64),
+            micro_batch_size_per_rank: Some(loader.batch_size() as u64),
+            gradient_accumulation_steps: Some(self.accumulation().steps()),
+            ..AutoValues::default()
+        };
+        let config = self.settings().deepspeed.as_ref();
+        let config = crate::deepspeed::fill(config, known, rule.configured(), schedule.configured())?;
+        let rule = rule.into_rule(config.as_ref())?;
+        let schedule = schedule.into_schedule(config.as_ref())?;
+        let optimizer = self.prepare_optimizer(rule)?;
         let loader = self.prepare_loader(loader)?;
         let scheduler = Scheduler::new(schedule, &optimizer);
         Ok((optimizer, loader, scheduler))

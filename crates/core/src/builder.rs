@@ -1,16 +1,15 @@
-//! Making an accelerator: settings from code, then from the environment, then defaults.
+//! Making an accelerator: what the program says is collected here; [`settings`](crate::settings) adds the rest.
 
-use crate::accumulation::Accumulation;
+use crate::deepspeed::{DeepSpeedConfig, MixedPrecision};
 use crate::environment as variable;
 use crate::managed::ManagedAccelerator;
-use crate::{Accelerator, Error, Result};
+use crate::settings::{Environment, ProgramSettings};
+use crate::{Accelerator, Result, RunSettings};
 use candle_core::Device;
 use sconce_collectives::{Options, World, connect};
-use sconce_zero::{DataParallel, Engine, EngineOptions, LossScaling, ShardingStrategy, ZeroStage};
+use sconce_zero::{DiskOptions, Engine, EngineOptions, Gathering, LossScaling, ParameterSet, ShardingStrategy};
 use std::path::PathBuf;
 use std::time::Duration;
-
-const ABOVE_ZERO: &str = "expected a whole number above 0";
 
 /// Makes the accelerator that `sconce launch` and the environment describe.
 ///
@@ -20,14 +19,14 @@ pub fn accelerator() -> Result<Box<dyn Accelerator>> {
     AcceleratorBuilder::default().build()
 }
 
-/// Settings of an accelerator; what is not set here is read from the environment, then takes its default.
+/// Settings of an accelerator; what is not set here comes from the environment, else from a DeepSpeed configuration, else
+/// it has its default. What comes of it all is [`RunSettings`].
 #[derive(Debug, Default)]
 pub struct AcceleratorBuilder {
-    gradient_accumulation_steps: Option<u64>,
+    program: ProgramSettings,
     seed: Option<u64>,
     strategy: Option<Box<dyn ShardingStrategy>>,
-    find_unused_parameters: bool,
-    loss_scaling: Option<LossScaling>,
+    frozen: ParameterSet,
     timeout: Option<Duration>,
     connection: Option<(World, std::sync::Arc<dyn sconce_collectives::Communicator>)>,
 }
@@ -36,7 +35,7 @@ impl AcceleratorBuilder {
     /// Sets over how many micro-batches gradients add up before a step; 1 by default.
     #[must_use]
     pub fn gradient_accumulation_steps(mut self, steps: u64) -> Self {
-        self.gradient_accumulation_steps = Some(steps);
+        self.program.accumulation_steps = Some(steps);
         self
     }
 
@@ -47,8 +46,8 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Sets where parameters, gradients and optimizer state live; by default the ZeRO stage that the environment asks
-    /// for, or [`DataParallel`].
+    /// Sets where parameters, gradients and optimizer state live; by default the ZeRO stage that the environment or the
+    /// DeepSpeed configuration asks for, or [`DataParallel`](crate::DataParallel).
     #[must_use]
     pub fn strategy(mut self, strategy: impl ShardingStrategy + 'static) -> Self {
         self.strategy = Some(Box::new(strategy));
@@ -58,14 +57,70 @@ impl AcceleratorBuilder {
     /// Allows parameters that get no gradient.
     #[must_use]
     pub fn find_unused_parameters(mut self, allow: bool) -> Self {
-        self.find_unused_parameters = allow;
+        self.program.find_unused_parameters = Some(allow);
         self
     }
 
-    /// Sets how losses are scaled; by default they are not.
+    /// Names the parameters that are not trained; none by default. They are sharded and saved as others.
+    #[must_use]
+    pub fn frozen(mut self, parameters: ParameterSet) -> Self {
+        self.frozen = parameters;
+        self
+    }
+
+    /// Sets what the model computes in; f32 by default. Masters and optimizer state are f32 in any case.
+    #[must_use]
+    pub fn mixed_precision(mut self, precision: MixedPrecision) -> Self {
+        self.program.mixed_precision = Some(precision);
+        self
+    }
+
+    /// Sets how losses are scaled; by default as the precision needs it.
     #[must_use]
     pub fn loss_scaling(mut self, scaling: LossScaling) -> Self {
-        self.loss_scaling = Some(scaling);
+        self.program.loss_scaling = Some(scaling);
+        self
+    }
+
+    /// Sets the norm to which a step clips gradients that the program has not clipped; 0 turns that off.
+    #[must_use]
+    pub fn gradient_clipping(mut self, max_norm: f64) -> Self {
+        self.program.gradient_clipping = Some(max_norm);
+        self
+    }
+
+    /// Sets the size at which gradient buckets are closed, in bytes of f32; 25 MiB by default.
+    #[must_use]
+    pub fn bucket_bytes(mut self, bytes: usize) -> Self {
+        self.program.bucket_bytes = Some(bytes);
+        self
+    }
+
+    /// Sets how sharded parameters are gathered; by default as in DeepSpeed.
+    #[must_use]
+    pub fn gathering(mut self, gathering: Gathering) -> Self {
+        self.program.gathering = Some(gathering);
+        self
+    }
+
+    /// Sets where state on disk lies, for a strategy that puts some there.
+    #[must_use]
+    pub fn disk(mut self, options: DiskOptions) -> Self {
+        self.program.disk = Some(options);
+        self
+    }
+
+    /// Sets a DeepSpeed configuration, in the place of the file that the environment names.
+    #[must_use]
+    pub fn deepspeed(mut self, config: DeepSpeedConfig) -> Self {
+        self.program.deepspeed = Some(config);
+        self
+    }
+
+    /// Tells the model's width, from which the sizes follow that a DeepSpeed configuration leaves `"auto"`.
+    #[must_use]
+    pub fn hidden_size(mut self, size: u64) -> Self {
+        self.program.hidden_size = Some(size);
         self
     }
 
@@ -93,7 +148,9 @@ impl AcceleratorBuilder {
     /// Joins the other ranks and makes the accelerator.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a setting that cannot be used; errors of the world and of the group.
+    /// [`Error::Setting`](crate::Error::Setting) for a setting that cannot be used,
+    /// [`Error::DeepSpeed`](crate::Error::DeepSpeed) and [`Error::Contradictions`](crate::Error::Contradictions) for a
+    /// configuration file; errors of the world and of the group.
     pub fn build(self) -> Result<Box<dyn Accelerator>> {
         self.build_with(sconce_collectives::environment::of_process)
     }
@@ -103,121 +160,60 @@ impl AcceleratorBuilder {
     /// # Errors
     /// As [`AcceleratorBuilder::build`].
     pub fn build_with(self, lookup: impl Fn(&str) -> Option<String>) -> Result<Box<dyn Accelerator>> {
-        let (setting, steps) = match self.gradient_accumulation_steps {
-            Some(steps) => ("gradient_accumulation_steps", Some(steps)),
-            None => {
-                let variable = variable::ACCELERATE_GRADIENT_ACCUMULATION_STEPS;
-                (variable, number(&lookup, variable)?)
-            }
+        let world = match &self.connection {
+            Some((world, _)) => world.clone(),
+            None => World::from_lookup(&lookup)?,
         };
-        let steps = above_zero(setting, steps)?.unwrap_or(1);
-        check_precision(lookup(variable::ACCELERATE_MIXED_PRECISION))?;
-        let seconds = above_zero(variable::SCONCE_TIMEOUT, number(&lookup, variable::SCONCE_TIMEOUT)?)?;
+        let settings = self.settings(world.size, &lookup)?;
+        let environment = Environment { lookup: &lookup };
+        let seconds = environment.above_zero(variable::SCONCE_TIMEOUT)?;
         let timeout = self.timeout.or(seconds.map(Duration::from_secs));
         let folder = lookup(variable::SCONCE_FLIGHT_RECORDER).map_or_else(std::env::temp_dir, PathBuf::from);
         let options = Options {
             timeout: timeout.unwrap_or(Options::default().timeout),
             flight_recorder: Some(folder),
         };
-        let strategy = match self.strategy {
-            Some(strategy) => strategy,
-            None => strategy(&lookup)?,
-        };
-        let (world, communicator, connection) = match self.connection {
-            Some((world, communicator)) => (world, communicator, None),
+        let (communicator, connection) = match self.connection {
+            Some((_, communicator)) => (communicator, None),
             None => {
-                let world = World::from_lookup(&lookup)?;
                 let connection = connect(&world, &options)?;
-                (world, std::sync::Arc::clone(&connection.communicator), Some(connection))
+                (std::sync::Arc::clone(&connection.communicator), Some(connection))
             }
         };
-        let engine = Engine::new(
-            communicator,
-            EngineOptions {
-                strategy,
-                find_unused_parameters: self.find_unused_parameters,
-                loss_scaling: self.loss_scaling,
-                ..EngineOptions::default()
-            },
-        )?;
+        let device = Device::Cpu;
+        if world.is_main() {
+            tell(&settings, &device);
+        }
+        let options = EngineOptions {
+            frozen: self.frozen,
+            ..settings.engine_options(self.strategy)
+        };
+        let engine = Engine::new(communicator, options)?;
         let seed = self.seed.unwrap_or(0);
         Ok(Box::new(ManagedAccelerator::new(
-            world,
-            connection,
-            engine,
-            Device::Cpu,
-            seed,
-            Accumulation::new(steps),
+            world, connection, engine, device, seed, settings,
         )))
     }
-}
 
-fn number(lookup: &impl Fn(&str) -> Option<String>, name: &'static str) -> Result<Option<u64>> {
-    let Some(value) = lookup(name).filter(|value| !value.trim().is_empty()) else {
-        return Ok(None);
-    };
-    match value.trim().parse() {
-        Ok(number) => Ok(Some(number)),
-        Err(_) => Err(Error::Setting {
-            setting: name,
-            value,
-            expected: ABOVE_ZERO.into(),
-        }),
+    /// Returns what a run on `world_size` ranks would be in an environment; joins nobody and makes nothing.
+    ///
+    /// # Errors
+    /// As [`AcceleratorBuilder::build`], but for those of world and group.
+    pub fn settings(&self, world_size: usize, lookup: impl Fn(&str) -> Option<String>) -> Result<RunSettings> {
+        let strategy = self.strategy.as_ref().map(|strategy| strategy.name());
+        self.program.resolve(strategy, world_size, &lookup)
     }
 }
 
-fn above_zero(setting: &'static str, value: Option<u64>) -> Result<Option<u64>> {
-    match value {
-        Some(0) => Err(Error::Setting {
-            setting,
-            value: "0".into(),
-            expected: ABOVE_ZERO.into(),
-        }),
-        other => Ok(other),
+/// Logs what has no effect, once for all ranks.
+fn tell(settings: &RunSettings, device: &Device) {
+    if let Some(config) = &settings.deepspeed
+        && !config.warnings().is_empty()
+    {
+        let warnings = Vec::from_iter(config.warnings().iter().map(ToString::to_string));
+        tracing::warn!("{}: {}", config.file(), warnings.join("; "));
     }
-}
-
-fn check_precision(value: Option<String>) -> Result<()> {
-    match value.as_deref().map(str::trim) {
-        None | Some("" | "no") => Ok(()),
-        Some(other) => Err(Error::Setting {
-            setting: variable::ACCELERATE_MIXED_PRECISION,
-            value: other.into(),
-            expected: "this version trains in f32 only; set it to \"no\" or leave --mixed_precision out".into(),
-        }),
-    }
-}
-
-/// Returns the strategy that the environment asks for.
-fn strategy(lookup: &impl Fn(&str) -> Option<String>) -> Result<Box<dyn ShardingStrategy>> {
-    let refused = |setting, value: &str, expected: &str| Error::Setting {
-        setting,
-        value: value.into(),
-        expected: expected.into(),
-    };
-    let used = lookup(variable::ACCELERATE_USE_DEEPSPEED).unwrap_or_default();
-    match used.trim().to_ascii_lowercase().as_str() {
-        "" | "false" | "0" | "no" | "off" => return Ok(Box::new(DataParallel)),
-        "true" | "1" | "yes" | "on" => {}
-        other => {
-            return Err(refused(
-                variable::ACCELERATE_USE_DEEPSPEED,
-                other,
-                "expected true or false",
-            ));
-        }
-    }
-    let setting = variable::ACCELERATE_DEEPSPEED_ZERO_STAGE;
-    let stage = lookup(setting).unwrap_or_default();
-    match stage.trim() {
-        "0" => Ok(Box::new(DataParallel)),
-        "1" => Ok(Box::new(ZeroStage::One)),
-        "" | "2" => Ok(Box::new(ZeroStage::Two)),
-        "3" => Err(refused(
-            setting,
-            "3",
-            "stage 3 (sharded parameters) is not there yet in this version; use 0, 1 or 2",
-        )),
-        other => Err(refused(setting, other, "expected 0, 1 or 2")),
+    for notice in settings.notices(device) {
+        tracing::info!("{notice}");
     }
 }

@@ -17,6 +17,14 @@ pub enum Error {
         /// What was expected, and what to do.
         expected: String,
     },
+    /// A configuration file decides what code or environment decide differently.
+    #[error("{file} says otherwise: {}; remove one of the two, or write \"auto\" in the file", list.join("; "))]
+    Contradictions {
+        /// The file.
+        file: String,
+        /// One difference each: who says what, and the key and value in the file.
+        list: Vec<String>,
+    },
     /// A data loader cannot serve this world.
     #[error("data loader: {reason}")]
     Loader {

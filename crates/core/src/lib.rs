@@ -29,6 +29,7 @@
 mod accelerator;
 mod accumulation;
 mod builder;
+mod clipping;
 pub mod data;
 pub mod deepspeed;
 pub mod environment;
@@ -37,6 +38,7 @@ mod managed;
 pub mod nn;
 mod optimizer;
 pub mod schedule;
+mod settings;
 mod tensors;
 mod together;
 
@@ -46,6 +48,7 @@ pub use data::{DataLoader, Dataset, PreparedLoader, TensorDataset};
 pub use error::{Error, Result};
 pub use optimizer::Optimizer;
 pub use schedule::{LinearSchedule, Schedule, Scheduler};
+pub use settings::{BatchPlan, Clipping, RunSettings, Sharding};
 
 pub use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
 pub use sconce_zero::{

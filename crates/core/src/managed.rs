@@ -2,8 +2,10 @@
 
 use crate::accelerator::check_announced;
 use crate::accumulation::Accumulation;
-use crate::{Accelerator, Optimizer, Result};
-use candle_core::{DType, Device, Tensor};
+use crate::clipping::StepClipping;
+use crate::deepspeed::GradientReduction;
+use crate::{Accelerator, Optimizer, Result, RunSettings};
+use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, Connection, World};
 use sconce_zero::{CandleOptimizer, Engine, MemoryReport, OptimizerRule, Weights};
@@ -17,7 +19,9 @@ pub(crate) struct ManagedAccelerator {
     engine: Arc<Engine>,
     device: Device,
     seed: AtomicU64,
+    settings: RunSettings,
     accumulation: Arc<Accumulation>,
+    clipping: Arc<StepClipping>,
     /// Last, so that the store outlives the group.
     _connection: Option<Connection>,
 }
@@ -29,20 +33,27 @@ impl ManagedAccelerator {
         engine: Engine,
         device: Device,
         seed: u64,
-        accumulation: Accumulation,
+        settings: RunSettings,
     ) -> Self {
         Self {
             world,
             engine: Arc::new(engine),
             device,
             seed: AtomicU64::new(seed),
-            accumulation: Arc::new(accumulation),
+            accumulation: Arc::new(Accumulation::new(settings.batch.accumulation_steps)),
+            clipping: Arc::new(StepClipping::new(settings.clipping.clone())),
+            settings,
             _connection: connection,
         }
     }
 
     fn optimizer(&self, learning_rate: f64) -> Optimizer {
-        Optimizer::new(Arc::clone(&self.engine), Arc::clone(&self.accumulation), learning_rate)
+        Optimizer::new(
+            Arc::clone(&self.engine),
+            Arc::clone(&self.accumulation),
+            Arc::clone(&self.clipping),
+            learning_rate,
+        )
     }
 }
 
@@ -67,12 +78,17 @@ impl Accelerator for ManagedAccelerator {
         self.seed.store(seed, Relaxed);
     }
 
+    fn settings(&self) -> &RunSettings {
+        &self.settings
+    }
+
     fn accumulation(&self) -> &Arc<Accumulation> {
         &self.accumulation
     }
 
     fn var_builder(&self, weights: Weights) -> Result<VarBuilder<'static>> {
-        Ok(self.engine.var_builder(weights, DType::F32, &self.device)?)
+        let dtype = self.settings.compute_dtype();
+        Ok(self.engine.var_builder(weights, dtype, &self.device)?)
     }
 
     fn prepare_optimizer(&self, rule: Box<dyn OptimizerRule>) -> Result<Optimizer> {
@@ -88,20 +104,28 @@ impl Accelerator for ManagedAccelerator {
 
     fn backward(&self, loss: &Tensor) -> Result<()> {
         check_announced(&self.accumulation)?;
-        let steps = self.accumulation.steps();
-        let scaled = if steps == 1 {
+        let steps = self.accumulation.steps() as f64;
+        let divisor = match self.settings.reduction {
+            GradientReduction::Mean => steps,
+            // The engine's mean over the ranks, times their number.
+            GradientReduction::Sum => steps / self.world.size as f64,
+        };
+        let scaled = if divisor == 1.0 {
             loss.clone()
         } else {
-            (loss / steps as f64)?
+            (loss / divisor)?
         };
         Ok(self.engine.backward(&scaled, self.accumulation.synchronises())?)
     }
 
     fn clip_grad_norm(&self, max_norm: f64) -> Result<Option<f64>> {
+        self.clipping.check(max_norm)?;
         if !self.accumulation.synchronises() {
             return Ok(None);
         }
-        Ok(Some(self.engine.clip_grad_norm(max_norm)?))
+        let norm = self.engine.clip_grad_norm(max_norm)?;
+        self.clipping.note();
+        Ok(Some(norm))
     }
 
     fn memory(&self) -> MemoryReport {

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::accumulation::Accumulation;
+use crate::clipping::StepClipping;
 use sconce_zero::{Engine, Stepped};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -11,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 pub struct Optimizer {
     engine: Arc<Engine>,
     accumulation: Arc<Accumulation>,
+    clipping: Arc<StepClipping>,
     learning_rate: Arc<LearningRate>,
     step_was_skipped: Arc<AtomicBool>,
 }
@@ -37,7 +39,12 @@ impl LearningRate {
 }
 
 impl Optimizer {
-    pub(crate) fn new(engine: Arc<Engine>, accumulation: Arc<Accumulation>, base: f64) -> Self {
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        accumulation: Arc<Accumulation>,
+        clipping: Arc<StepClipping>,
+        base: f64,
+    ) -> Self {
         let learning_rate = Arc::new(LearningRate {
             base,
             current: AtomicU64::new(base.to_bits()),
@@ -45,6 +52,7 @@ impl Optimizer {
         Self {
             engine,
             accumulation,
+            clipping,
             learning_rate,
             step_was_skipped: Arc::default(),
         }
@@ -52,13 +60,17 @@ impl Optimizer {
 
     /// Updates the parameters; does nothing inside an accumulation window.
     ///
-    /// With loss scaling a step is skipped on all ranks when a gradient of any rank overflowed, and the gradients are
-    /// forgotten; see [`Optimizer::step_was_skipped`].
+    /// Where clipping is set for the run ([`Clipping`](crate::Clipping)) and the program has not clipped itself, it clips
+    /// first. With loss scaling a step is skipped on all ranks when a gradient of any rank overflowed, and the gradients
+    /// are forgotten; see [`Optimizer::step_was_skipped`].
     ///
     /// # Errors
     /// When there are no gradients (no backward since the last `zero_grad`), or the last backward failed.
     pub fn step(&mut self) -> Result<()> {
         if self.accumulation.synchronises() {
+            if let Some(max_norm) = self.clipping.take_due() {
+                self.engine.clip_grad_norm(max_norm)?;
+            }
             let stepped = self.engine.step(self.learning_rate.get())?;
             self.step_was_skipped.store(stepped == Stepped::Skipped, Relaxed);
         }
@@ -72,6 +84,7 @@ impl Optimizer {
     pub fn zero_grad(&mut self) -> Result<()> {
         if self.accumulation.synchronises() {
             self.engine.zero_grad();
+            self.clipping.reset();
         }
         Ok(())
     }

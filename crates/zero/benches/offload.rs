@@ -7,7 +7,7 @@
 //! of the two throughputs of one round. Files are opened with `O_DIRECT`, or the page cache would be measured.
 
 use rayon::prelude::*;
-use rustix::fs::OFlags;
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use sconce_zero::{AdamW, DiskOptions, DiskState, OptimizerRule, StateSlices, Update};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -160,7 +160,10 @@ impl Files {
             let flags = OFlags::DIRECT.bits() as i32;
             let mut options = OpenOptions::new();
             let options = options.read(true).write(true).create_new(true).custom_flags(flags);
-            options.open(folder.join(name)).expect("a file in the folder")
+            let file = options.open(folder.join(name)).expect("a file in the folder");
+            // As the state's file: extents of a file that grows may lie elsewhere on the disk.
+            fallocate(&file, FallocateFlags::empty(), 0, (piece * pieces) as u64).expect("there is room");
+            file
         };
         let mut files = Self {
             from: open("from"),

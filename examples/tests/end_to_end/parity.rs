@@ -32,10 +32,21 @@ struct Trained {
 }
 
 /// The launcher's flags for a ZeRO stage.
-const STAGES: [&[&str]; 3] = [
+const STAGES: [&[&str]; 4] = [
     &["--use_deepspeed", "--zero_stage", "0"],
-    &["--use_deepspeed", "--zero_stage", "1"],
+    &[
+        "--use_deepspeed",
+        "--zero_stage",
+        "1",
+        "--offload_optimizer_device",
+        "cpu",
+    ],
     &["--use_deepspeed"],
+    &[
+        "--use_deepspeed",
+        "--deepspeed_config_file",
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/zero2.json"),
+    ],
 ];
 
 fn run(folder: &Path, ranks: usize, accumulation: usize, data: &Path, recipe: &[&str]) -> Trained {

@@ -1,6 +1,7 @@
 //! The small programs run on any number of ranks, and learn.
 
-use crate::{example, sconce, text};
+use crate::{example, sconce, text, train_with};
+use std::path::Path;
 use std::process::Command;
 
 /// Runs an example and returns the losses that it prints.
@@ -40,5 +41,51 @@ fn a_custom_strategy_trains_to_the_numbers_of_data_parallelism() {
             "{ranks} ranks: {losses:?}"
         );
         assert_eq!(parallel, mixed, "{ranks} ranks");
+    }
+}
+
+#[test]
+fn an_offload_that_moves_nothing_is_said_once() {
+    let flags = ["--use_deepspeed", "--offload_optimizer_device", "cpu"];
+    let output = train_with(&flags, 3, &["--steps", "1"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let note = "note: optimizer state offloaded to the CPU: the ranks compute on the CPU, so that nothing has to move";
+    assert_eq!(text(&output.stderr), format!("[rank 0] {note}\n"));
+}
+
+#[test]
+fn what_the_flags_and_the_program_say_differently_is_told_once() {
+    let flags = ["--use_deepspeed", "--gradient_clipping", "0.5"];
+    let output = train_with(&flags, 3, &["--steps", "1"]);
+    assert!(!output.status.success());
+    let message = "error: clip_grad_norm max_norm=\"1\": ACCELERATE_GRADIENT_CLIPPING is 0.5; make them equal";
+    let stderr = text(&output.stderr);
+    let told = stderr.lines().filter(|line| line.starts_with("[rank "));
+    assert_eq!(told.filter(|line| line.contains(message)).count(), 1, "{stderr}");
+    let output = train_with(&flags, 3, &["--steps", "1", "--max_grad_norm", "0.5"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn the_fine_tuning_program_trains_under_every_sample_that_leaves_it_its_optimizer() {
+    let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    for name in [
+        "zero2.json",
+        "zero2_bf16_offload_cpu.json",
+        "zero3.json",
+        "zero3_offload_nvme.json",
+    ] {
+        let text = std::fs::read_to_string(configs.join(name)).expect("the sample is there");
+        let config = folder.path().join(name);
+        let folder_on_disk = folder.path().to_str().expect("the path is text");
+        std::fs::write(&config, text.replace("/local_nvme", folder_on_disk)).expect("the folder takes files");
+        let flags = [
+            "--use_deepspeed",
+            "--deepspeed_config_file",
+            config.to_str().expect("the path is text"),
+        ];
+        let output = train_with(&flags, 2, &["--steps", "1"]);
+        assert!(output.status.success(), "{name}: {output:?}");
     }
 }

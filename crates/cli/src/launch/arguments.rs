@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use super::deepspeed::{DeepSpeedArguments, Flag};
 use crate::command_error::CommandError;
+use sconce_core::environment as variable;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -83,7 +85,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PROFILE", help_heading = "Building")]
     profile: Option<String>,
 
-    /// Precision that the ranks compute in; Sconce's own accelerator takes "no" only in this version
+    /// What the ranks compute in: f32, or bf16 or f16 with f32 masters (f16 with a scaled loss)
     #[arg(
         long = "mixed_precision",
         alias = "mixed-precision",
@@ -100,16 +102,8 @@ pub(crate) struct Arguments {
     )]
     pub(super) gradient_accumulation_steps: Option<usize>,
 
-    /// Shard training state over the ranks as DeepSpeed's ZeRO does
-    #[arg(long = "use_deepspeed", alias = "use-deepspeed", help_heading = "Sharding")]
-    pub(super) use_deepspeed: bool,
-
-    /// ZeRO stage: 0 nothing is sharded, 1 optimizer state, 2 gradients too [default: 2]
-    #[arg(
-        long = "zero_stage", alias = "zero-stage", value_name = "N", requires = "use_deepspeed",
-        value_parser = clap::value_parser!(u8).range(0..=2), help_heading = "Sharding"
-    )]
-    pub(super) zero_stage: Option<u8>,
+    #[command(flatten)]
+    pub(super) deepspeed: DeepSpeedArguments,
 
     /// Set ACCELERATE_DEBUG_MODE, for programs that read it; Sconce always checks that collectives agree
     #[arg(long, help_heading = "Training")]
@@ -151,7 +145,6 @@ pub(super) enum MixedPrecision {
     No,
     Bf16,
     Fp16,
-    Fp8,
 }
 
 impl MixedPrecision {
@@ -161,7 +154,6 @@ impl MixedPrecision {
             Self::No => "no",
             Self::Bf16 => "bf16",
             Self::Fp16 => "fp16",
-            Self::Fp8 => "fp8",
         }
     }
 }
@@ -202,6 +194,33 @@ impl fmt::Display for CargoTargetKind {
 }
 
 impl Arguments {
+    /// Returns the variables that tell the ranks what the run is.
+    pub(super) fn settings_variables(&self) -> Vec<(&'static str, String)> {
+        let training = self.training_flags();
+        let training = training
+            .into_iter()
+            .filter_map(|flag| Some((flag.variable, flag.value?)));
+        training.chain(self.deepspeed.variables()).collect()
+    }
+
+    /// Returns those of these flags that a DeepSpeed configuration may decide too.
+    pub(super) fn training_flags(&self) -> [Flag; 2] {
+        [
+            Flag {
+                name: "--mixed_precision",
+                variable: variable::ACCELERATE_MIXED_PRECISION,
+                value: self.mixed_precision.map(|precision| precision.as_str().to_owned()),
+                keys: &["fp16.enabled", "bf16.enabled"],
+            },
+            Flag {
+                name: "--gradient_accumulation_steps",
+                variable: variable::ACCELERATE_GRADIENT_ACCUMULATION_STEPS,
+                value: self.gradient_accumulation_steps.map(|steps| steps.to_string()),
+                keys: &["gradient_accumulation_steps"],
+            },
+        ]
+    }
+
     /// Separates what to run from the arguments that it gets.
     ///
     /// One `--` right after PROGRAM is a separator; any other belongs to the program.

@@ -74,17 +74,7 @@ impl Environment {
         if arguments.debug {
             set.push(("ACCELERATE_DEBUG_MODE", "true".to_owned()));
         }
-        if let Some(precision) = arguments.mixed_precision {
-            set.push(("ACCELERATE_MIXED_PRECISION", precision.as_str().to_owned()));
-        }
-        if arguments.use_deepspeed {
-            set.push(("ACCELERATE_USE_DEEPSPEED", "true".to_owned()));
-            let stage = arguments.zero_stage.unwrap_or(2);
-            set.push(("ACCELERATE_DEEPSPEED_ZERO_STAGE", stage.to_string()));
-        }
-        if let Some(steps) = arguments.gradient_accumulation_steps {
-            set.push(("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", steps.to_string()));
-        }
+        set.extend(arguments.settings_variables());
 
         let remove = inherited
             .into_iter()

@@ -1,12 +1,13 @@
 //! `sconce launch`: starts a program once per rank on this host, and supervises the ranks.
 //!
-//! In reading order: the flags ([`arguments`]); the executable, built ([`build`]) or found ([`program`]); what the
+//! In reading order: the flags ([`arguments`], [`deepspeed`]); the executable, built ([`build`]) or found ([`program`]); what the
 //! ranks are told ([`environment`], [`main_process`], [`rendezvous`]); each rank as a process ([`rank_process`],
 //! [`parent_death`]); their output ([`output`]); and watching them ([`mod@supervise`], [`stop_signals`], [`failure`]).
 
 mod arguments;
 mod build;
 mod console;
+mod deepspeed;
 mod environment;
 mod failure;
 mod line_splitter;
@@ -46,6 +47,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
     stop_signals::keep_ended_children()
         .map_err(|reason| CommandError::failure(format!("cannot catch SIGCHLD: {reason}")))?;
     let (target, program_arguments) = arguments.target()?;
+    let warning = deepspeed::check(arguments, |name| std::env::var(name).ok())?;
     let main_process = MainProcess::choose(arguments.main_process_ip.as_deref(), arguments.main_process_port)?;
     let (executable, name) = match target {
         Target::Program(name) => (program::find(&name, std::env::var_os("PATH"))?, name),
@@ -54,6 +56,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
             (executable.clone(), executable.into())
         }
     };
+    if let Some(warning) = warning {
+        // A stderr that nobody reads is no reason to stop.
+        let _ = io::stderr().lock().write_all(warning.as_bytes());
+    }
     let rendezvous = Rendezvous::host()?;
     let cores = available_parallelism().map_or(1, usize::from);
     let environment = Environment::new(

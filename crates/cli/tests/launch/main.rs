@@ -3,6 +3,7 @@
 mod command_line;
 mod environment;
 mod output;
+mod sharding;
 mod stopping;
 
 use std::collections::BTreeMap;
@@ -63,6 +64,9 @@ fn launcher() -> Command {
         .arg("launch")
         .env_remove("RAYON_NUM_THREADS")
         .env_remove("OMP_NUM_THREADS");
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ACCELERATE_")) {
+        command.env_remove(name);
+    }
     command
 }
 

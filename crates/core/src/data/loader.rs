@@ -31,6 +31,11 @@ impl<D: Dataset> DataLoader<D> {
         }
     }
 
+    /// Returns the number of samples per rank and batch.
+    pub(crate) fn batch_size(&self) -> usize {
+        self.batch_size
+    }
+
     /// Shuffles anew in every epoch, by the accelerator's seed.
     #[must_use]
     pub fn shuffle(mut self, shuffle: bool) -> Self {

@@ -32,7 +32,8 @@ pub struct AutoValues {
     pub warmup_steps: Option<u64>,
     /// Optimizer steps of the run. No multiple by the number of ranks: our schedules count optimizer steps.
     pub total_steps: Option<u64>,
-    /// The model's width (the widest, of several), for the bucket sizes of ZeRO.
+    /// The model's width (the widest, of several), for the bucket sizes of ZeRO. When it is not known, 25 MiB of f32
+    /// stand for `"auto"` in `reduce_bucket_size`, and DeepSpeed's defaults in the two sizes of stage 3.
     pub hidden_size: Option<u64>,
     /// The stage of ZeRO; 2 stands for `"auto"` when it is not known.
     pub zero_stage: Option<u64>,
@@ -55,6 +56,28 @@ pub enum MixedPrecision {
     Bf16,
 }
 
+impl std::fmt::Display for MixedPrecision {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::No => "no",
+            Self::Fp16 => "fp16",
+            Self::Bf16 => "bf16",
+        })
+    }
+}
+
+/// What becomes of an `"auto"` for which nothing stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unfilled {
+    /// It is an error.
+    Refused,
+    /// It stays.
+    Kept,
+}
+
+/// Elements of a gradient bucket for `"auto"`: 25 MiB of f32, as in PyTorch's DDP.
+const BUCKET_ELEMENTS: u64 = (25 << 20) / 4;
+
 struct Row {
     path: &'static str,
     value: Option<Node>,
@@ -66,7 +89,7 @@ struct Row {
 
 impl AutoValues {
     /// Puts values where the tree says `"auto"`.
-    pub(super) fn fill(&self, tree: &mut Node, file: &str) -> Result<(), ConfigError> {
+    pub(super) fn fill(&self, tree: &mut Node, file: &str, rest: Unfilled) -> Result<(), ConfigError> {
         let (mut mismatches, mut unfilled) = (Vec::new(), Vec::new());
         for row in self.rows(tree) {
             let Some(place) = tree.at_mut(row.path) else { continue };
@@ -89,7 +112,7 @@ impl AutoValues {
         if !mismatches.is_empty() {
             return Err(ConfigError::Mismatches { file, list: mismatches });
         }
-        if !unfilled.is_empty() {
+        if !unfilled.is_empty() && rest == Unfilled::Refused {
             return Err(ConfigError::StillAuto { file, paths: unfilled });
         }
         Ok(())
@@ -118,9 +141,9 @@ impl AutoValues {
             otherwise: Some(otherwise),
             ..row(path, value)
         };
-        let only_fill = |path, value| Row {
+        let fill_or = |path, value, otherwise| Row {
             must_match: false,
-            ..row(path, value)
+            ..or(path, value, otherwise)
         };
         vec![
             row(
@@ -140,10 +163,7 @@ impl AutoValues {
             row("optimizer.params.betas", self.betas.and_then(pair)),
             row("optimizer.params.eps", self.epsilon.and_then(real)),
             row("optimizer.params.weight_decay", self.weight_decay.and_then(real)),
-            Row {
-                otherwise: Some(whole(0)),
-                ..only_fill("scheduler.params.warmup_min_lr", None)
-            },
+            fill_or("scheduler.params.warmup_min_lr", None, whole(0)),
             Row {
                 otherwise: rate_in_file,
                 ..row("scheduler.params.warmup_max_lr", self.learning_rate.and_then(real))
@@ -151,21 +171,24 @@ impl AutoValues {
             row("scheduler.params.warmup_num_steps", self.warmup_steps.map(whole)),
             row("scheduler.params.total_num_steps", self.total_steps.map(whole)),
             or("zero_optimization.stage", self.zero_stage.map(whole), whole(2)),
-            only_fill(
+            fill_or(
                 "zero_optimization.reduce_bucket_size",
                 width(|size| size.saturating_mul(size)),
+                whole(BUCKET_ELEMENTS),
             ),
-            only_fill(
+            fill_or(
                 "zero_optimization.stage3_prefetch_bucket_size",
                 width(|size| {
                     (u128::from(size) * u128::from(size) * 9 / 10)
                         .try_into()
                         .unwrap_or(u64::MAX)
                 }),
+                whole(super::zero_optimization::PREFETCH_BUCKET_SIZE),
             ),
-            only_fill(
+            fill_or(
                 "zero_optimization.stage3_param_persistence_threshold",
                 width(|size| size.saturating_mul(10)),
+                whole(super::zero_optimization::PARAM_PERSISTENCE_THRESHOLD),
             ),
             or(
                 "zero_optimization.stage3_gather_16bit_weights_on_model_save",
@@ -218,11 +241,7 @@ fn pair((first, second): (f64, f64)) -> Option<Node> {
 }
 
 fn device(device: OffloadDevice) -> Node {
-    text(match device {
-        OffloadDevice::None => "none",
-        OffloadDevice::Cpu => "cpu",
-        OffloadDevice::Nvme => "nvme",
-    })
+    text(&device.to_string())
 }
 
 fn text(value: &str) -> Node {

@@ -1,8 +1,8 @@
 //! The whole file.
 
-use super::auto_values::AutoValues;
+use super::auto_values::{AutoValues, Unfilled};
 use super::batch_sizes::{BatchSizes, GivenSizes};
-use super::error::ConfigError;
+use super::error::{ConfigError, Place};
 use super::json::{Node, parse};
 use super::precision::is_true;
 use super::section::{FromNode, Section, Source};
@@ -10,6 +10,7 @@ use super::{
     AsynchronousIo, Bf16, Fp16, Monitors, OptimizerSection, SchedulerSection, Setting, Warning, ZeroOptimization,
     deprecated,
 };
+use crate::settings::BatchPlan;
 use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, Read};
@@ -145,8 +146,20 @@ impl DeepSpeedConfig {
     /// [`ConfigError::Mismatches`] when file and program disagree, [`ConfigError::StillAuto`] when the program does not
     /// know a value, and what [`Self::parse`] refuses in values.
     pub fn fill(&self, values: &AutoValues) -> Result<Self, ConfigError> {
+        self.filled(values, Unfilled::Refused)
+    }
+
+    /// Does what [`Self::fill`] does as far as the values are known; what nobody knows yet stays `"auto"`.
+    ///
+    /// # Errors
+    /// As [`Self::fill`], but for [`ConfigError::StillAuto`].
+    pub fn fill_known(&self, values: &AutoValues) -> Result<Self, ConfigError> {
+        self.filled(values, Unfilled::Kept)
+    }
+
+    fn filled(&self, values: &AutoValues, rest: Unfilled) -> Result<Self, ConfigError> {
         let mut tree = self.tree.clone();
-        values.fill(&mut tree, &self.file)?;
+        values.fill(&mut tree, &self.file, rest)?;
         let source = Source {
             file: self.file.clone(),
             warnings: RefCell::default(),
@@ -180,9 +193,83 @@ impl DeepSpeedConfig {
         given.solve(data_parallel_size, &self.file)
     }
 
+    /// Returns the batch sizes as far as they are known before the data loader is: its size stands for one that is
+    /// absent or `"auto"`. `steps` are the accumulation steps, if the program gives them.
+    pub(crate) fn batch_plan(&self, steps: Option<u64>, data_parallel_size: u64) -> Result<BatchPlan, ConfigError> {
+        let given = |setting: Option<Setting<u64>>| setting.and_then(Setting::value);
+        let given = GivenSizes {
+            train: given(self.train_batch_size),
+            micro_per_rank: given(self.train_micro_batch_size_per_gpu),
+            accumulation_steps: steps.or(given(self.gradient_accumulation_steps)),
+        };
+        if (given.train, given.micro_per_rank) == (None, None) {
+            return Ok(BatchPlan {
+                accumulation_steps: given.accumulation_steps.unwrap_or(1),
+                micro_per_rank: None,
+                train: None,
+            });
+        }
+        let sizes = given.solve(data_parallel_size, &self.file)?;
+        Ok(BatchPlan {
+            accumulation_steps: sizes.accumulation_steps,
+            micro_per_rank: Some(sizes.micro_per_rank),
+            train: Some(sizes.train),
+        })
+    }
+
+    /// Returns the name under which the file was given.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// Says whether the file itself gives a value, other than `"auto"`, for the key at a path such as
+    /// `zero_optimization.stage`.
+    pub fn states(&self, path: &str) -> bool {
+        self.stated(path).is_some()
+    }
+
+    /// Returns the value that the file itself gives, as JSON.
+    pub(crate) fn stated(&self, path: &str) -> Option<String> {
+        let value = self.tree.at(path)?;
+        (*value != Node::Null && !value.is_auto()).then(|| value.to_string())
+    }
+
+    /// Returns a place in the file, for messages.
+    pub(crate) fn place(&self, path: &str) -> Place {
+        Place {
+            file: self.file.clone(),
+            path: path.into(),
+        }
+    }
+
     /// Returns what a reader should know about the file; print it as one warning.
     pub fn warnings(&self) -> &[Warning] {
         &self.warnings
+    }
+
+    /// Names the keys that are read and change nothing here, where they ask for something.
+    fn warn_of_the_idle(&self, top: &Section<'_>) {
+        top.no_effect_unless("prescale_gradients", &self.prescale_gradients, &false);
+        top.no_effect_unless("gradient_predivide_factor", &self.gradient_predivide_factor, &1.0);
+        // Gradients travel and add up in f32.
+        let is_full = |kind: Option<DataType>| kind.is_none_or(|kind| kind == DataType::Fp32);
+        top.no_effect_unless("communication_data_type", &is_full(self.communication_data_type), &true);
+        top.no_effect_unless(
+            "data_types.grad_accum_dtype",
+            &is_full(self.gradient_accumulation_data_type),
+            &true,
+        );
+        // DeepSpeed too drops batches only of loaders that it makes itself.
+        top.no_effect_unless("dataloader_drop_last", &self.dataloader_drop_last, &false);
+        top.no_effect_unless("steps_per_print", &self.steps_per_print, &None);
+        top.no_effect_unless("wall_clock_breakdown", &self.wall_clock_breakdown, &false);
+        for (monitor, enabled) in [
+            ("tensorboard", self.monitors.tensorboard.enabled),
+            ("csv_monitor", self.monitors.csv.enabled),
+            ("wandb", self.monitors.wandb.enabled),
+        ] {
+            top.no_effect_unless(monitor, &enabled, &false);
+        }
     }
 
     fn from_tree(tree: Node, source: Source) -> Result<Self, ConfigError> {
@@ -228,6 +315,7 @@ impl DeepSpeedConfig {
             tree: Node::Null,
             warnings: Vec::new(),
         };
+        config.warn_of_the_idle(&top);
         read_the_rest(&mut top)?;
         top.finish()?;
         Ok(Self {

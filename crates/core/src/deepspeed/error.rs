@@ -124,6 +124,31 @@ pub enum ConfigError {
         /// One sentence a key.
         list: Vec<String>,
     },
+    /// The file has a section for what the program brings itself.
+    #[error(
+        "{place}: the program brings one of its own; remove the section, or give prepare a deepspeed::{stand_in} instead"
+    )]
+    SectionAndProgram {
+        /// The section.
+        place: Place,
+        /// The type that stands for what the section says.
+        stand_in: &'static str,
+    },
+    /// The program counts on a section that is not there.
+    #[error("{}; deepspeed::{stand_in} stands for its section `{section}`: add it, or give prepare one of your own", file.as_ref().map_or_else(|| "no DeepSpeed configuration is in use".to_owned(), |file| format!("{file}: has no section `{section}`")))]
+    NoSection {
+        /// The file, if there is one.
+        file: Option<String>,
+        /// The type that stands for what the section says.
+        stand_in: &'static str,
+        /// The section.
+        section: &'static str,
+    },
+    /// The schedule is the configuration's and the optimizer is not.
+    #[error(
+        "deepspeed::ConfiguredSchedule needs a deepspeed::ConfiguredOptimizer beside it; give prepare both, or a schedule of your own"
+    )]
+    ScheduleAlone,
     /// Values are still `"auto"`, and nothing fills them.
     #[error("{file}: nothing fills \"auto\" at {}; write the values", paths.iter().map(|path| format!("`{path}`")).collect::<Vec<_>>().join(", "))]
     StillAuto {

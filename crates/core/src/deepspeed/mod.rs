@@ -2,7 +2,12 @@
 //!
 //! A file is read into plain typed values; nothing in it is executed, and nothing here builds an engine. Three steps:
 //! [`DeepSpeedConfig::read`], then [`DeepSpeedConfig::fill`] for what the file leaves `"auto"`, then
-//! [`DeepSpeedConfig::batch_sizes`] once the number of ranks is known.
+//! [`DeepSpeedConfig::batch_sizes`] once the number of ranks is known. An accelerator takes them by itself, for the file
+//! that `sconce launch --deepspeed_config_file` names or [`AcceleratorBuilder::deepspeed`](crate::AcceleratorBuilder::deepspeed)
+//! is given; what comes of it is in [`RunSettings`](crate::RunSettings).
+//!
+//! - The sections `optimizer` and `scheduler` are used where the program gives [`ConfiguredOptimizer`] and
+//!   [`ConfiguredSchedule`] to `prepare`. A section beside an optimizer or a schedule of the program's own is an error.
 //!
 //! - Comments (`//`, `#`, `/* */`) and commas before a closing bracket are allowed, as in DeepSpeed, whose files are HJSON;
 //!   of HJSON's other freedoms (keys and texts without quotes) none is.
@@ -23,6 +28,7 @@
 mod auto_values;
 mod batch_sizes;
 mod config;
+mod configured;
 mod deprecated;
 mod error;
 mod json;
@@ -38,6 +44,8 @@ mod zero_optimization;
 pub use auto_values::{AutoValues, MixedPrecision};
 pub use batch_sizes::BatchSizes;
 pub use config::{DataType, DeepSpeedConfig, GradientReduction, Validation};
+pub(crate) use configured::fill;
+pub use configured::{ConfiguredOptimizer, ConfiguredSchedule, OptimizerSource, ScheduleSource};
 pub use error::{ConfigError, Place};
 pub use monitors::{FileMonitor, Monitors, WandbMonitor};
 pub use optimizer::{OptimizerKind, OptimizerSection};

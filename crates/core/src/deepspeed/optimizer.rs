@@ -4,6 +4,7 @@ use super::error::ConfigError;
 use super::precision::is_true;
 use super::section::{AutoRule, Section, nearest};
 use super::{Setting, Warning};
+use sconce_zero::{Adagrad, Adam, AdamW, Lion, OptimizerRule, Sgd};
 
 /// Which optimizer, with which numbers; what a rule does not have stays at its default.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,6 +59,56 @@ const FOREIGN: [&str; 8] = [
 ];
 
 impl OptimizerSection {
+    /// Makes the update rule.
+    ///
+    /// # Errors
+    /// [`ConfigError::StillAuto`] when a number of the rule is still `"auto"`.
+    pub fn rule(&self) -> Result<Box<dyn OptimizerRule>, ConfigError> {
+        let learning_rate = self.learning_rate.filled("optimizer.params.lr")?;
+        let weight_decay = self.weight_decay.filled("optimizer.params.weight_decay")?;
+        let betas = || self.betas.filled("optimizer.params.betas");
+        let epsilon = || self.epsilon.filled("optimizer.params.eps");
+        Ok(match self.kind {
+            OptimizerKind::Adam => Box::new(Adam {
+                learning_rate,
+                beta1: betas()?.0,
+                beta2: betas()?.1,
+                epsilon: epsilon()?,
+                weight_decay,
+                bias_correction: self.bias_correction,
+                amsgrad: false,
+            }),
+            OptimizerKind::AdamW => Box::new(AdamW {
+                learning_rate,
+                beta1: betas()?.0,
+                beta2: betas()?.1,
+                epsilon: epsilon()?,
+                weight_decay,
+                bias_correction: self.bias_correction,
+                amsgrad: false,
+            }),
+            OptimizerKind::Adagrad => Box::new(Adagrad {
+                learning_rate,
+                weight_decay,
+                epsilon: epsilon()?,
+                ..Adagrad::default()
+            }),
+            OptimizerKind::Lion => Box::new(Lion {
+                learning_rate,
+                beta1: betas()?.0,
+                beta2: betas()?.1,
+                weight_decay,
+            }),
+            OptimizerKind::Sgd => Box::new(Sgd {
+                learning_rate,
+                momentum: self.momentum,
+                dampening: self.dampening,
+                weight_decay,
+                nesterov: self.nesterov,
+            }),
+        })
+    }
+
     pub(super) fn read(top: &mut Section<'_>) -> Result<Option<Self>, ConfigError> {
         let Some(mut section) = top.child("optimizer", AutoRule::Refused)? else {
             return Ok(None);
@@ -91,10 +142,11 @@ impl OptimizerSection {
             OptimizerKind::Adagrad => (1e-2, 1e-10),
             _ => (1e-3, 1e-8),
         };
+        let second_decay = if kind == OptimizerKind::Lion { 0.99 } else { 0.999 };
         Self {
             kind,
             learning_rate: Setting::Given(learning_rate),
-            betas: Setting::Given((0.9, 0.999)),
+            betas: Setting::Given((0.9, second_decay)),
             epsilon: Setting::Given(epsilon),
             weight_decay: Setting::Given(0.0),
             bias_correction: true,

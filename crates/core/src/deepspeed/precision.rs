@@ -52,9 +52,9 @@ impl Fp16 {
         default.enabled = section.setting("enabled", false)?;
         default.loss_scale = section.value("loss_scale", default.loss_scale)?;
         section.check(
-            default.loss_scale >= 0.0,
+            default.loss_scale >= 0.0 && (default.loss_scale as f32).is_finite(),
             "loss_scale",
-            "a number from 0; 0 lets the scale adapt",
+            "a number from 0 that f32 holds; 0 lets the scale adapt",
         )?;
         default.initial_scale_power = section.value("initial_scale_power", default.initial_scale_power)?;
         let power = default.initial_scale_power;
@@ -70,9 +70,15 @@ impl Fp16 {
             "a whole number above 0",
         )?;
         default.hysteresis = section.value("hysteresis", default.hysteresis)?;
+        section.check(default.hysteresis > 0, "hysteresis", "a whole number above 0")?;
         default.consecutive_hysteresis = section.value("consecutive_hysteresis", false)?;
         default.min_loss_scale = section.value("min_loss_scale", default.min_loss_scale)?;
-        section.check(default.min_loss_scale > 0.0, "min_loss_scale", "a number above 0")?;
+        let highest = 2f64.powi(power as i32);
+        section.check(
+            default.min_loss_scale > 0.0 && default.min_loss_scale <= highest,
+            "min_loss_scale",
+            "a number above 0, and not above 2 to the power \"initial_scale_power\"",
+        )?;
         section.no_effect(&["auto_cast"]);
         section.refuse("fp16_master_weights_and_grads", is_true, FULL_MASTER)?;
         section.finish()?;

@@ -142,6 +142,13 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// Says that a key means nothing here whose value asks for something else than the default.
+    pub(super) fn no_effect_unless<T: PartialEq>(&self, key: &'static str, value: &T, default: &T) {
+        if value != default {
+            self.source.warn(Warning::NoEffect { path: self.path(key) });
+        }
+    }
+
     /// Refuses a feature where `turned_on` finds it turned on; otherwise its key means nothing here.
     pub(super) fn refuse(
         &mut self,

@@ -56,6 +56,16 @@ pub enum OffloadDevice {
     Nvme,
 }
 
+impl std::fmt::Display for OffloadDevice {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::None => "none",
+            Self::Cpu => "cpu",
+            Self::Nvme => "nvme",
+        })
+    }
+}
+
 /// The section `offload_param`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OffloadParameters {
@@ -107,6 +117,11 @@ pub struct AsynchronousIo {
     pub overlap_events: bool,
 }
 
+/// DeepSpeed's default of `stage3_prefetch_bucket_size`.
+pub(super) const PREFETCH_BUCKET_SIZE: u64 = 50_000_000;
+/// DeepSpeed's default of `stage3_param_persistence_threshold`.
+pub(super) const PARAM_PERSISTENCE_THRESHOLD: u64 = 100_000;
+
 const QUANTIZED: &str = "it changes what is communicated; remove it";
 
 impl ZeroOptimization {
@@ -125,8 +140,9 @@ impl ZeroOptimization {
             load_from_fp32_weights: section.value("load_from_fp32_weights", true)?,
             ignore_unused_parameters: section.value("ignore_unused_parameters", true)?,
             sub_group_size: section.value("sub_group_size", 1_000_000_000)?,
-            prefetch_bucket_size: section.setting("stage3_prefetch_bucket_size", 50_000_000)?,
-            param_persistence_threshold: section.setting("stage3_param_persistence_threshold", 100_000)?,
+            prefetch_bucket_size: section.setting("stage3_prefetch_bucket_size", PREFETCH_BUCKET_SIZE)?,
+            param_persistence_threshold: section
+                .setting("stage3_param_persistence_threshold", PARAM_PERSISTENCE_THRESHOLD)?,
             model_persistence_threshold: section.value("stage3_model_persistence_threshold", i64::MAX as u64)?,
             max_live_parameters: section.value("stage3_max_live_parameters", 1_000_000_000)?,
             max_reuse_distance: section.value("stage3_max_reuse_distance", 1_000_000_000)?,
@@ -165,8 +181,42 @@ impl ZeroOptimization {
         section.refuse("mics_shard_size", shards, "set zero_hpz_partition_size, or remove it")?;
         section.refuse("zenflow", |_| true, "remove it")?;
         zero.check(&section)?;
+        zero.warn_of_the_idle(&section);
         section.finish()?;
         Ok(zero)
+    }
+
+    /// Names the keys that are read and change nothing here, where they ask for something else than the default.
+    fn warn_of_the_idle(&self, section: &Section<'_>) {
+        section.no_effect_unless("reduce_scatter", &self.reduce_scatter, &true);
+        section.no_effect_unless("allgather_bucket_size", &self.allgather_bucket_size, &500_000_000);
+        // Reductions always run beside the backward pass.
+        section.no_effect_unless("overlap_comm", &self.overlap_comm.unwrap_or(true), &true);
+        section.no_effect_unless("load_from_fp32_weights", &self.load_from_fp32_weights, &true);
+        section.no_effect_unless(
+            "stage3_model_persistence_threshold",
+            &self.model_persistence_threshold.min(i64::MAX as u64),
+            &(i64::MAX as u64),
+        );
+        section.no_effect_unless("stage3_max_reuse_distance", &self.max_reuse_distance, &1_000_000_000);
+        section.no_effect_unless("zero_hpz_partition_size", &self.hpz_partition_size, &1);
+        section.no_effect_unless("offload_param.buffer_count", &self.offload_param.buffer_count, &5);
+        section.no_effect_unless(
+            "offload_param.buffer_size",
+            &self.offload_param.buffer_size,
+            &100_000_000,
+        );
+        section.no_effect_unless(
+            "offload_param.max_in_cpu",
+            &self.offload_param.max_in_cpu,
+            &1_000_000_000,
+        );
+        section.no_effect_unless(
+            "offload_optimizer.buffer_count",
+            &self.offload_optimizer.buffer_count,
+            &4,
+        );
+        section.no_effect_unless("offload_optimizer.ratio", &self.offload_optimizer.ratio, &1.0);
     }
 
     fn check(&self, section: &Section<'_>) -> Result<(), ConfigError> {
@@ -294,6 +344,11 @@ impl AsynchronousIo {
         io.single_submit = section.value("single_submit", false)?;
         io.overlap_events = section.value("overlap_events", true)?;
         section.no_effect(&["use_gds"]);
+        section.no_effect_unless("block_size", &io.block_size, &(1 << 20));
+        section.no_effect_unless("queue_depth", &io.queue_depth, &8);
+        section.no_effect_unless("intra_op_parallelism", &io.intra_op_parallelism, &1);
+        section.no_effect_unless("single_submit", &io.single_submit, &false);
+        section.no_effect_unless("overlap_events", &io.overlap_events, &true);
         section.finish()?;
         Ok(io)
     }

@@ -28,7 +28,7 @@ fn parse(text: &str) -> Result<DeepSpeedConfig, ConfigError> {
 #[test]
 fn valid_samples_load_with_the_warnings_of_their_first_line_and_no_others() {
     let files = samples("valid");
-    assert_eq!(files.len(), 11);
+    assert_eq!(files.len(), 12);
     for file in files {
         let text = std::fs::read_to_string(&file).unwrap();
         let expected: Vec<_> = match text.lines().next().unwrap().strip_prefix("// warnings: ") {
@@ -48,7 +48,7 @@ fn valid_samples_load_with_the_warnings_of_their_first_line_and_no_others() {
 #[test]
 fn invalid_samples_are_refused_with_file_path_and_the_message_of_their_first_line() {
     let files = samples("invalid");
-    assert!(files.len() >= 44, "{}", files.len());
+    assert!(files.len() >= 47, "{}", files.len());
     for file in files {
         let text = std::fs::read_to_string(&file).unwrap();
         let expected = text.lines().next().unwrap().strip_prefix("// error: ").unwrap();
@@ -209,6 +209,35 @@ fn bucket_sizes_follow_from_the_models_width() {
 }
 
 #[test]
+fn sizes_that_are_auto_have_defaults_where_the_width_is_not_known() {
+    let text = r#"{"zero_optimization": {"reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto"}}"#;
+    let zero = parse(text)
+        .unwrap()
+        .fill(&AutoValues::default())
+        .unwrap()
+        .zero_optimization;
+    assert_eq!(zero.reduce_bucket_size, Setting::Given(25 * 1024 * 1024 / 4));
+    assert_eq!(zero.prefetch_bucket_size, Setting::Given(50_000_000));
+    assert_eq!(zero.param_persistence_threshold, Setting::Given(100_000));
+}
+
+#[test]
+fn values_that_nobody_knows_yet_stay_auto_where_that_is_allowed() {
+    let text = r#"{"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"},
+        "optimizer": {"type": "Lion", "params": {"lr": "auto"}}}"#;
+    let values = AutoValues {
+        mixed_precision: Some(MixedPrecision::Bf16),
+        ..AutoValues::default()
+    };
+    let filled = parse(text).unwrap().fill_known(&values).unwrap();
+    assert_eq!(filled.bf16.enabled, Setting::Given(true));
+    assert_eq!(filled.train_micro_batch_size_per_gpu, Some(Setting::Auto));
+    let rule = filled.optimizer.unwrap().rule().unwrap_err().to_string();
+    assert!(rule.contains("`optimizer.params.lr`"), "{rule}");
+}
+
+#[test]
 fn every_place_where_auto_is_kept_can_be_filled() {
     let text = r#"{
         "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
@@ -232,9 +261,6 @@ fn every_place_where_auto_is_kept_can_be_filled() {
         "scheduler.params.warmup_max_lr",
         "scheduler.params.warmup_num_steps",
         "scheduler.params.total_num_steps",
-        "zero_optimization.reduce_bucket_size",
-        "zero_optimization.stage3_prefetch_bucket_size",
-        "zero_optimization.stage3_param_persistence_threshold",
     ] {
         assert!(unfilled.contains(&format!("`{path}`")), "{path}: {unfilled}");
     }

@@ -1,9 +1,11 @@
 //! The accelerator over worlds of threads, its loader, schedules and settings.
 
 mod accumulating;
+mod configured;
 mod deepspeed;
 mod learning_rates;
 mod loading;
+mod run_settings;
 mod schedules;
 mod settings;
 mod skipping;

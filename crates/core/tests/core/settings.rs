@@ -64,52 +64,6 @@ fn bad_values_are_refused_with_the_name_under_which_they_were_given() {
 }
 
 #[test]
-fn mixed_precision_is_refused_by_name_and_value_and_no_is_accepted() {
-    for value in ["bf16", "fp16", "fp8", "yes"] {
-        let parts = ["ACCELERATE_MIXED_PRECISION", value, "f32 only", "\"no\""];
-        assert_refused(
-            AcceleratorBuilder::default(),
-            &[("ACCELERATE_MIXED_PRECISION", value)],
-            &parts,
-        );
-    }
-    for value in ["no", " no ", ""] {
-        build_with(AcceleratorBuilder::default(), &[("ACCELERATE_MIXED_PRECISION", value)]).unwrap();
-    }
-}
-
-#[test]
-fn zero_stages_are_read_from_the_environment_and_unknown_ones_refused_by_name() {
-    let stage = |value| {
-        [
-            ("ACCELERATE_USE_DEEPSPEED", "true"),
-            ("ACCELERATE_DEEPSPEED_ZERO_STAGE", value),
-        ]
-    };
-    for value in ["", "0", "1", " 2 "] {
-        build_with(AcceleratorBuilder::default(), &stage(value)).unwrap();
-    }
-    let refused = |variables: &[(&'static str, &'static str)], parts: &[&str]| {
-        assert_refused(AcceleratorBuilder::default(), variables, parts);
-    };
-    refused(
-        &stage("3"),
-        &["ACCELERATE_DEEPSPEED_ZERO_STAGE", "stage 3", "use 0, 1 or 2"],
-    );
-    refused(&stage("4"), &["ACCELERATE_DEEPSPEED_ZERO_STAGE", "\"4\"", "0, 1 or 2"]);
-    refused(
-        &[("ACCELERATE_USE_DEEPSPEED", "maybe")],
-        &["ACCELERATE_USE_DEEPSPEED", "true or false"],
-    );
-    // Accelerate takes any text for true; a stage that nobody asked for is not looked at.
-    let off = [
-        ("ACCELERATE_USE_DEEPSPEED", "False"),
-        ("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3"),
-    ];
-    build_with(AcceleratorBuilder::default(), &off).unwrap();
-}
-
-#[test]
 fn errors_of_the_world_name_their_variable() {
     let text = build_with(AcceleratorBuilder::default(), &[("RANK", "1")])
         .unwrap_err()

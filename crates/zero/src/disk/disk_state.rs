@@ -80,6 +80,7 @@ impl DiskState {
         // Also true after a panic in `work`.
         self.is_lost = true;
         pipeline::run(&self.file, &self.regions, &mut self.buffers, work)?;
+        self.file.check_length()?;
         self.is_lost = false;
         Ok(())
     }

@@ -26,8 +26,9 @@ impl DiskValues {
     /// # Errors
     /// [`Error::DiskFolder`](crate::Error::DiskFolder), [`Error::DiskSpace`](crate::Error::DiskSpace).
     pub fn create(options: &DiskOptions, rank: usize, bytes: u64) -> Result<Self> {
-        let file = StateFile::create(&options.folder, rank, bytes.next_multiple_of(BLOCK_BYTES as u64))?;
-        let window = file.bytes().min(WINDOW as u64) as usize;
+        let whole = bytes.next_multiple_of(BLOCK_BYTES as u64);
+        let file = StateFile::create(&options.folder, rank, whole)?;
+        let window = whole.min(WINDOW as u64) as usize;
         Ok(Self {
             file,
             bytes,

@@ -2,6 +2,9 @@
 //!
 //! All room is reserved at creation: a disk that is too small is an error before training starts, not in the middle of a
 //! step, when half of the state is new and half old.
+//!
+//! A file ends with a block that is never written. A write after something else truncated the file makes it longer again,
+//! with a hole of zeros before it, but never as long as it was: the length tells at any time whether all is still there.
 
 use super::aligned_buffer::AlignedBuffer;
 use super::{BLOCK_BYTES, leftovers};
@@ -17,21 +20,23 @@ use tempfile::NamedTempFile;
 /// Bytes written at once where room is reserved by writing.
 const ZEROS: usize = 1 << 20;
 
-/// A file of fixed length that is removed on drop.
+/// A file of fixed length that is removed on drop; its last block is not for use.
 #[derive(Debug)]
 pub(super) struct StateFile {
     file: NamedTempFile,
+    /// With the last block.
     bytes: u64,
     buffered_because: Option<String>,
 }
 
 impl StateFile {
-    /// Creates a file of `bytes` bytes, which are zero, under a name that no other file has.
+    /// Creates a file with room for `bytes` bytes, which are zero, under a name that no other file has.
     ///
     /// # Errors
     /// [`Error::DiskFolder`] and [`Error::DiskSpace`].
     pub(super) fn create(folder: &Path, rank: usize, bytes: u64) -> Result<Self> {
         leftovers::remove(folder);
+        let bytes = bytes + BLOCK_BYTES as u64;
         let file = tempfile::Builder::new()
             .prefix(&format!("{}{rank}-", leftovers::prefix()))
             .suffix(leftovers::SUFFIX)
@@ -46,7 +51,7 @@ impl StateFile {
             bytes,
             source,
         })?;
-        let buffered_because = bypass_page_cache(file.as_file(), bytes).err();
+        let buffered_because = bypass_page_cache(file.as_file()).err();
         if let Some(reason) = &buffered_because {
             tracing::warn!(
                 "{}: {reason}; the system's page cache will hold copies of the training state in this file, besides the \
@@ -65,6 +70,7 @@ impl StateFile {
         self.file.path()
     }
 
+    /// Returns the length of the file.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -94,7 +100,6 @@ impl StateFile {
     /// # Errors
     /// [`Error::DiskAccess`], [`Error::DiskTruncated`].
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        // A write would make a truncated file longer again, with a hole of zeros before it.
         self.check(Access::Writing, offset, bytes)?;
         let mut done = 0;
         while done < bytes.len() {
@@ -104,9 +109,18 @@ impl StateFile {
         Ok(())
     }
 
+    /// Checks that nothing truncated the file since it was made.
+    ///
+    /// # Errors
+    /// [`Error::DiskAccess`], [`Error::DiskTruncated`].
+    pub(super) fn check_length(&self) -> Result<()> {
+        self.check(Access::Writing, self.bytes, &[])
+    }
+
     /// Checks that the access is one of whole blocks, and that the file still is as long as it was made.
     fn check(&self, access: Access, offset: u64, bytes: &[u8]) -> Result<()> {
-        let places = bytes.as_ptr() as u64 | offset | bytes.len() as u64;
+        let address = if bytes.is_empty() { 0 } else { bytes.as_ptr() as u64 };
+        let places = address | offset | bytes.len() as u64;
         let is_aligned = places.is_multiple_of(BLOCK_BYTES as u64);
         assert!(is_aligned, "reads and writes are of whole blocks");
         let metadata = self.file.as_file().metadata();
@@ -174,9 +188,6 @@ impl Access {
 
 /// Makes the file `bytes` long and takes the room for it, by writing where the file system cannot reserve.
 fn reserve(file: &File, bytes: u64) -> io::Result<()> {
-    if bytes == 0 {
-        return Ok(());
-    }
     loop {
         match fallocate(file, FallocateFlags::empty(), 0, bytes) {
             Ok(()) => return Ok(()),
@@ -196,14 +207,12 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
 }
 
 /// Switches to direct access; says why not if that fails, and leaves the file as it was.
-fn bypass_page_cache(file: &File, bytes: u64) -> std::result::Result<(), String> {
+fn bypass_page_cache(file: &File) -> std::result::Result<(), String> {
     let flags = fcntl_getfl(file).map_err(|errno| format!("its flags cannot be read: {errno}"))?;
     fcntl_setfl(file, flags | OFlags::DIRECT).map_err(|errno| format!("the file system has no O_DIRECT ({errno})"))?;
     // Some file systems take the flag and refuse the access.
     let block = AlignedBuffer::new(BLOCK_BYTES / size_of::<f32>());
-    if bytes > 0
-        && let Err(error) = file.write_all_at(block.bytes(), 0)
-    {
+    if let Err(error) = file.write_all_at(block.bytes(), 0) {
         fcntl_setfl(file, flags).map_err(|errno| format!("O_DIRECT cannot be taken back: {errno}"))?;
         return Err(format!(
             "the file system refuses direct writes of {BLOCK_BYTES} bytes ({error})"

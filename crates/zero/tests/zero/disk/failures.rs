@@ -56,10 +56,10 @@ fn a_disk_that_is_too_small_is_an_error_at_creation_and_nothing_is_left_on_it() 
             return;
         };
         let error = DiskState::create(&options(mount.path(), 1 << 18), 0, &[1 << 18; 2], &[0.0]).unwrap_err();
-        assert!(matches!(error, Error::DiskSpace { bytes: 2_097_152, .. }), "{error:?}");
+        assert!(matches!(error, Error::DiskSpace { bytes: 2_101_248, .. }), "{error:?}");
         let text = error.to_string();
         assert!(
-            text.contains("No space left") && text.contains("2097152 bytes"),
+            text.contains("No space left") && text.contains("2101248 bytes"),
             "{text}"
         );
         assert!(text.contains(mount.path().to_str().unwrap()), "{text}");
@@ -84,8 +84,10 @@ fn a_group_larger_than_allowed_is_an_error_before_anything_is_made() {
 
 #[test]
 fn a_file_truncated_between_passes_is_an_error_that_names_it_and_all_later_calls_fail() {
-    let blocks = 2 * 2 * 8;
-    for left in [0, 1, 4096, 5000, blocks * 4096 - 1] {
+    // And the one at the end.
+    let blocks = 2 * 2 * 8 + 1;
+    // The last but one is what a late write to the last group leaves of a file that was truncated before it.
+    for left in [0, 1, 4096, 5000, (blocks - 1) * 4096, blocks * 4096 - 1] {
         let folder = folder();
         let mut state = create(folder.path()).unwrap();
         state.for_each_group(nothing).unwrap();
@@ -134,7 +136,8 @@ fn a_file_truncated_in_the_middle_of_a_pass_is_an_error_wherever_that_is() {
             Ok(())
         };
         let error = state.for_each_group(work).unwrap_err();
-        assert!(matches!(error, Error::DiskTruncated { found: 100, .. }), "{error:?}");
+        // A write that was under way may have made it longer again, by zeros.
+        assert!(matches!(error, Error::DiskTruncated { .. }), "{error:?}");
         let error = state.for_each_group(nothing).unwrap_err();
         assert!(matches!(error, Error::DiskStateLost { .. }), "{error:?}");
         assert_eq!(state.bytes_in_memory(), 0);

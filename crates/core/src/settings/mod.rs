@@ -1,0 +1,172 @@
+//! What a run is, as one typed value, whoever said it.
+//!
+//! Everything is parsed and checked here, before ranks meet or anything is built; `sconce launch` asks for the same value
+//! before it starts the ranks. In reading order: [`variables`] are parsed; [`said`] adds what code says and compares both
+//! with the file; [`resolve`] and [`state`] make the value.
+
+mod given;
+mod resolve;
+mod said;
+mod state;
+mod variables;
+
+pub(crate) use resolve::ProgramSettings;
+pub(crate) use variables::Environment;
+
+use crate::deepspeed::{DeepSpeedConfig, GradientReduction, MixedPrecision};
+use candle_core::{DType, Device};
+use sconce_zero::{
+    DataParallel, DiskOptions, EngineOptions, Gathering, LossScaling, Offloaded, ShardingStrategy, Tier, ZeroStage,
+};
+
+/// What a run is: where state lives, in which precision it computes, how gradients become a step.
+///
+/// A setting comes from code, else from the environment, else from the DeepSpeed configuration, else it has its default.
+/// A configuration that decides something (gives a value other than `"auto"`) is not overruled in silence: a different
+/// value in code or in the environment is an error that lists all such differences. Two are exempt: a
+/// [`ShardingStrategy`] of the program's takes the place of stage and tiers, and `ACCELERATE_MIXED_PRECISION=no`, which
+/// Accelerate's launcher always sets, says nothing beside a configuration.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct RunSettings {
+    /// Where state lives.
+    pub sharding: Sharding,
+    /// What the model computes in; parameters have this type, and f32 masters where it is not f32.
+    pub precision: MixedPrecision,
+    /// How losses are scaled; `None` takes them as they are.
+    ///
+    /// With f16, DeepSpeed's rule where DeepSpeed is in use, otherwise PyTorch's. With bf16 under DeepSpeed a scale of 1:
+    /// its `check_grad_overflow`, on by default, skips steps whose gradients are not finite.
+    pub loss_scaling: Option<LossScaling>,
+    /// How gradients are clipped.
+    pub clipping: Clipping,
+    /// How many samples make a step.
+    pub batch: BatchPlan,
+    /// How gradients of several ranks become one.
+    pub reduction: GradientReduction,
+    /// Allows parameters that get no gradient.
+    pub find_unused_parameters: bool,
+    /// Size at which gradient buckets are closed, in bytes of f32; `None` leaves it to the engine.
+    pub bucket_bytes: Option<usize>,
+    /// How sharded parameters are gathered.
+    pub gathering: Gathering,
+    /// Where state on disk lies.
+    pub disk: Option<DiskOptions>,
+    /// Whether whole weights are to be gathered when the model is saved in stage 3.
+    pub gather_weights_on_save: bool,
+    /// The DeepSpeed configuration, filled as far as is known before `prepare`.
+    pub deepspeed: Option<DeepSpeedConfig>,
+    notices: Vec<String>,
+}
+
+/// Where state lives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sharding {
+    /// Everything is on every rank.
+    DataParallel,
+    /// As a stage of ZeRO says.
+    Zero {
+        /// The stage.
+        stage: ZeroStage,
+        /// Where shares of sharded parameters lie.
+        parameters: Tier,
+        /// Where optimizer state lies.
+        optimizer_state: Tier,
+    },
+    /// As the program's own strategy of this name says.
+    Custom(String),
+}
+
+/// How gradients are clipped to a global L2 norm.
+///
+/// The step clips if the program did not clip itself since the last one.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Clipping {
+    /// The norm to which a step clips; `None` clips only where the program does.
+    pub max_norm: Option<f64>,
+    /// Who decided so: a method of the builder, a variable, or a key in a file. The program may then clip by no other
+    /// norm; `None` leaves it free.
+    pub decided_by: Option<String>,
+}
+
+/// How many samples make a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchPlan {
+    /// Forwards of one optimizer step.
+    pub accumulation_steps: u64,
+    /// Samples of one forward on one rank, where the DeepSpeed configuration says so; the data loader's must be the same.
+    pub micro_per_rank: Option<u64>,
+    /// Samples of one optimizer step over all ranks, where the DeepSpeed configuration says so.
+    pub train: Option<u64>,
+}
+
+impl RunSettings {
+    /// Returns the type in which the model computes.
+    pub fn compute_dtype(&self) -> DType {
+        match self.precision {
+            MixedPrecision::No => DType::F32,
+            MixedPrecision::Bf16 => DType::BF16,
+            MixedPrecision::Fp16 => DType::F16,
+        }
+    }
+
+    /// Returns what a user should be told of a run on `device`: settings that do nothing there. Each is one line.
+    pub fn notices(&self, device: &Device) -> Vec<String> {
+        let mut notices = self.notices.clone();
+        if let Sharding::Zero {
+            parameters,
+            optimizer_state,
+            ..
+        } = self.sharding
+            && device.is_cpu()
+        {
+            let on_host = [("parameters", parameters), ("optimizer state", optimizer_state)];
+            let on_host = on_host.into_iter().filter(|(_, tier)| *tier == Tier::Host);
+            let what = Vec::from_iter(on_host.map(|(what, _)| what)).join(" and ");
+            if !what.is_empty() {
+                notices.push(format!(
+                    "{what} offloaded to the CPU: the ranks compute on the CPU, so that nothing has to move"
+                ));
+            }
+        }
+        notices
+    }
+
+    /// Returns the engine's options; `custom` is the strategy of [`Sharding::Custom`].
+    pub(crate) fn engine_options(&self, custom: Option<Box<dyn ShardingStrategy>>) -> EngineOptions {
+        let default = EngineOptions::default();
+        let bucket_bytes = self.bucket_bytes.unwrap_or(default.bucket_bytes);
+        EngineOptions {
+            strategy: custom.unwrap_or_else(|| self.sharding.strategy()),
+            loss_scaling: self.loss_scaling.clone(),
+            find_unused_parameters: self.find_unused_parameters,
+            first_bucket_bytes: default.first_bucket_bytes.min(bucket_bytes),
+            bucket_bytes,
+            gathering: self.gathering.clone(),
+            disk: self.disk.clone(),
+            ..default
+        }
+    }
+}
+
+impl Sharding {
+    fn strategy(&self) -> Box<dyn ShardingStrategy> {
+        match self {
+            Self::DataParallel | Self::Custom(_) => Box::new(DataParallel),
+            Self::Zero {
+                stage,
+                parameters: Tier::Device,
+                optimizer_state: Tier::Device,
+            } => Box::new(*stage),
+            Self::Zero {
+                stage,
+                parameters,
+                optimizer_state,
+            } => Box::new(Offloaded {
+                strategy: Box::new(*stage),
+                parameters: *parameters,
+                optimizer_state: *optimizer_state,
+            }),
+        }
+    }
+}
