@@ -52,7 +52,7 @@ pub use settings::{BatchPlan, Clipping, RunSettings, Sharding};
 
 pub use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
 pub use sconce_zero::{
-    Adagrad, Adam, AdamW, DataParallel, DiskOptions, Gathering, Lion, LossScaling, MemoryReport, Offloaded,
-    OptimizerRule, ParameterInfo, ParameterSet, Placement, Residence, Sgd, ShardingStrategy, Tensors, Tier, Unit,
-    WeightFiles, Weights, ZeroStage, unit,
+    Adagrad, Adam, AdamW, BackoffScaling, CandleOptimizer, DataParallel, DiskOptions, Gathering, HysteresisScaling,
+    Lion, LossScaling, MemoryReport, Offloaded, OptimizerRule, ParameterGroups, ParameterInfo, ParameterSet, Placement,
+    Residence, Sgd, ShardingStrategy, Tensors, Tier, Unit, WeightFiles, Weights, ZeroStage, unit,
 };

@@ -160,6 +160,16 @@ pub enum Error {
         /// The allowed range.
         expected: &'static str,
     },
+    /// The rule of a parameter group cannot be used.
+    #[error("parameter group {number} ({rule}): {reason}")]
+    ParameterGroup {
+        /// The group, by number from 1.
+        number: usize,
+        /// The name of its rule.
+        rule: &'static str,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
     /// Gradients overflow at the smallest loss scale that is allowed.
     #[error(
         "gradients overflow although the loss scale is at its minimum of {minimum}; the loss or an activation is likely \

@@ -8,6 +8,7 @@ use crate::units::Units;
 use crate::{Error, ParameterSet, Placement, Residence, Result, ShardingStrategy, Tier};
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, Device, Shape, Storage, Tensor, TensorId};
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -60,7 +61,7 @@ pub(crate) struct Masters {
     values: Vec<f32>,
 }
 
-/// ElementsMut that an optimizer updates.
+/// Values that an optimizer updates.
 #[derive(Debug)]
 pub(crate) enum Master<'a> {
     /// The values that the model computes with.
@@ -73,6 +74,27 @@ pub(crate) enum Master<'a> {
 }
 
 impl<'a> Master<'a> {
+    /// Copies the values, or the masters if there are some.
+    pub(crate) fn read_into(&self, wide: &mut [f32]) {
+        match self {
+            Self::Itself(ElementsMut::F32(values)) => wide.copy_from_slice(values),
+            Self::Itself(ElementsMut::Bf16(values)) => values.convert_to_f32_slice(wide),
+            Self::Itself(ElementsMut::F16(values)) => values.convert_to_f32_slice(wide),
+            Self::Apart { masters, .. } => wide.copy_from_slice(masters),
+        }
+    }
+
+    /// Sets the values, and the masters if there are some.
+    pub(crate) fn write(self, wide: &[f32]) {
+        match self {
+            Self::Itself(values) => values.round_from(wide),
+            Self::Apart { masters, copy } => {
+                masters.copy_from_slice(wide);
+                copy.round_from(wide);
+            }
+        }
+    }
+
     /// Returns elements `range`.
     pub(crate) fn slice(self, range: Range<usize>) -> Self {
         match self {

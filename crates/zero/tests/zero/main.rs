@@ -18,6 +18,7 @@
 
 mod accumulation;
 mod agreement;
+mod candle_optimizers;
 mod clipping;
 mod depth;
 mod disk;
@@ -25,15 +26,18 @@ mod frozen;
 mod gathering;
 mod interleaving;
 mod loss_scale;
+mod loss_scaling;
 mod misuse;
 mod offload;
 mod optimizer_precision;
 mod optimizers;
 mod oracle;
 mod padding;
+mod parameter_groups;
 mod parity;
 mod precision;
 mod scopes;
+mod skipped_steps;
 mod unit_misuse;
 mod units;
 mod unused;
