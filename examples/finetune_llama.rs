@@ -17,7 +17,8 @@ use candle_core::DType;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use sconce_core::{
-    Accelerator, AcceleratorBuilder, AdamW, DataLoader, Dataset as _, LinearSchedule, ReduceOp, WeightFiles, Weights,
+    Accelerator, AcceleratorBuilder, AdamW, DataLoader, Dataset as _, LinearSchedule, ParameterGroups, ParameterSet,
+    ReduceOp, WeightFiles, Weights,
 };
 use sconce_examples::huggingface::{ModelFolder, check_model_folder_is_free, write_model_folder};
 use sconce_examples::models::{Llama, LlamaConfig};
@@ -62,6 +63,9 @@ struct Arguments {
     /// Decoupled weight decay of every parameter.
     #[arg(long, default_value_t = 0.0)]
     weight_decay: f64,
+    /// Exempts norms and biases from weight decay.
+    #[arg(long)]
+    no_decay_norms_and_biases: bool,
     /// Optimizer steps over which the learning rate rises from 0; then it falls to 0 at the last step.
     #[arg(long, default_value_t = 0)]
     warmup_steps: u64,
@@ -224,13 +228,21 @@ fn train(arguments: &Arguments, acc: &dyn Accelerator, run: Run) -> Result<Model
         weight_decay: arguments.weight_decay,
         ..AdamW::default()
     };
+    let mut rules = ParameterGroups::new(rule.clone());
+    if arguments.no_decay_norms_and_biases {
+        let undecayed = AdamW {
+            weight_decay: 0.0,
+            ..rule
+        };
+        rules = rules.with(ParameterSet::norms_and_biases(), undecayed);
+    }
     let tokens = (batch_size * rows.sequence_length * acc.world().size) as u64 * acc.accumulation().steps();
     let loader = DataLoader::new(rows, batch_size).shuffle(!in_order);
     let schedule = LinearSchedule {
         warmup_steps: arguments.warmup_steps,
         total_steps: steps,
     };
-    let (mut optimizer, mut loader, mut scheduler) = acc.prepare(rule, loader, schedule)?;
+    let (mut optimizer, mut loader, mut scheduler) = acc.prepare(rules, loader, schedule)?;
     let mut log = Log::new(acc, metrics, steps, arguments.logging_steps, tokens);
 
     let (mut step, mut losses) = (0, Vec::new());

@@ -150,6 +150,11 @@ impl std::fmt::Debug for Each<'_> {
 }
 
 impl Collective<'_> {
+    /// Returns how errors write the label of a [`Collective::AllGatherEach`]; for callers who know what it stands for.
+    pub fn written_label(label: u32) -> String {
+        written(digest_of_label(label))
+    }
+
     /// Checks what one rank can check alone: ranks in range, lengths that fit the counts, equal types.
     ///
     /// # Errors
@@ -313,8 +318,7 @@ impl Collective<'_> {
             Self::AllToAll {
                 send: Counts::Each(_), ..
             } => 1,
-            // 0 and 1 are kept for other digests, as in `Counts::digest`.
-            Self::AllGatherEach { label, .. } => label % 0x00ff_fffe + 2,
+            Self::AllGatherEach { label, .. } => digest_of_label(*label),
             _ => self.counts().map_or(0, |counts| counts.digest()),
         };
         Signature {
@@ -503,6 +507,15 @@ impl Signature {
     }
 }
 
+/// Returns the digest of a label; 0 and 1 are kept for other digests, as in `Counts::digest`.
+fn digest_of_label(label: u32) -> u32 {
+    label % 0x00ff_fffe + 2
+}
+
+fn written(digest_of_label: u32) -> String {
+    format!("label #{digest_of_label:06x}")
+}
+
 impl std::fmt::Display for Signature {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.kind.name())?;
@@ -515,12 +528,11 @@ impl std::fmt::Display for Signature {
             None => {}
         }
         if self.digest > 1 {
-            let what = if self.kind == Kind::AllGatherEach {
-                "label"
+            if self.kind == Kind::AllGatherEach {
+                write!(f, " with {}", written(self.digest))?;
             } else {
-                "counts"
-            };
-            write!(f, " with {what} #{:06x}", self.digest)?;
+                write!(f, " with counts #{:06x}", self.digest)?;
+            }
         }
         if let Some(root) = self.root {
             write!(f, " with root {root}")?;

@@ -42,7 +42,7 @@ mod traffic;
 mod world;
 
 pub use buffer::Buffer;
-pub use collective::{Collective, Counts, Each};
+pub use collective::{Collective, Counts, Each, Kind};
 pub use communicator::{Communicator, Job};
 pub use connect::{Connection, connect};
 pub use element::{Element, ElementType, Elements, ElementsMut};

@@ -8,7 +8,7 @@ use crate::{Error, Optimizer, Result, RunSettings};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, ReduceOp, World};
-use sconce_zero::{MemoryReport, OptimizerRule, Weights};
+use sconce_zero::{CandleOptimizer, MemoryReport, OptimizerRule, Weights};
 use std::sync::Arc;
 
 /// One rank's entry to distributed training of one model.
@@ -50,6 +50,13 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
     /// Bad settings, no model, or different models on different ranks.
     fn prepare_optimizer(&self, rule: Box<dyn OptimizerRule>) -> Result<Optimizer>;
 
+    /// Binds an optimizer of candle's kind, which steps this rank's shares as variables; its own learning rate is that
+    /// which schedules scale.
+    ///
+    /// # Errors
+    /// As [`Accelerator::prepare_optimizer`], and the optimizer's own.
+    fn prepare_candle_optimizer(&self, optimizer: CandleOptimizer) -> Result<Optimizer>;
+
     /// Back-propagates a loss of one element, divided by the number of accumulation steps.
     ///
     /// At the end of an accumulation window the gradients become the mean over all ranks (their sum, where a DeepSpeed
@@ -60,7 +67,8 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
     fn backward(&self, loss: &Tensor) -> Result<()>;
 
     /// Scales gradients so that their global L2 norm is at most `max_norm`; returns the norm before, or `None` inside
-    /// an accumulation window, where there is nothing to clip yet.
+    /// an accumulation window, where there is nothing to clip yet. Norms are those of the loss as it is, also where it is
+    /// scaled; an infinite norm or one that is not a number tells of an overflow, after which the step is skipped.
     ///
     /// # Errors
     /// `max_norm` not above 0, or another than was decided for the run ([`Clipping`](crate::Clipping)), or the last

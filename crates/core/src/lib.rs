@@ -56,7 +56,7 @@ pub use sconce_fsdp::{
     ReshardAfterForward, StateDictType, WrapPolicy,
 };
 pub use sconce_zero::{
-    Adagrad, Adam, AdamW, DataParallel, DiskOptions, Gathering, Lion, LossScaling, MemoryReport, Offloaded,
-    OptimizerRule, ParameterInfo, ParameterSet, Placement, Residence, Sgd, ShardingStrategy, Tensors, Tier, Unit,
-    WeightFiles, Weights, ZeroStage, unit,
+    Adagrad, Adam, AdamW, BackoffScaling, CandleOptimizer, DataParallel, DiskOptions, Gathering, HysteresisScaling,
+    Lion, LossScaling, MemoryReport, Offloaded, OptimizerRule, ParameterGroups, ParameterInfo, ParameterSet, Placement,
+    Residence, Sgd, ShardingStrategy, Tensors, Tier, Unit, WeightFiles, Weights, ZeroStage, unit,
 };

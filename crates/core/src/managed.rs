@@ -8,7 +8,7 @@ use crate::{Accelerator, Optimizer, Result, RunSettings};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, Connection, World};
-use sconce_zero::{Engine, MemoryReport, OptimizerRule, Weights};
+use sconce_zero::{CandleOptimizer, Engine, MemoryReport, OptimizerRule, Weights};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -45,6 +45,15 @@ impl ManagedAccelerator {
             settings,
             _connection: connection,
         }
+    }
+
+    fn optimizer(&self, learning_rate: f64) -> Optimizer {
+        Optimizer::new(
+            Arc::clone(&self.engine),
+            Arc::clone(&self.accumulation),
+            Arc::clone(&self.clipping),
+            learning_rate,
+        )
     }
 }
 
@@ -85,12 +94,12 @@ impl Accelerator for ManagedAccelerator {
     fn prepare_optimizer(&self, rule: Box<dyn OptimizerRule>) -> Result<Optimizer> {
         let learning_rate = rule.base_learning_rate();
         self.engine.set_optimizer(rule)?;
-        Ok(Optimizer::new(
-            Arc::clone(&self.engine),
-            Arc::clone(&self.accumulation),
-            Arc::clone(&self.clipping),
-            learning_rate,
-        ))
+        Ok(self.optimizer(learning_rate))
+    }
+
+    fn prepare_candle_optimizer(&self, optimizer: CandleOptimizer) -> Result<Optimizer> {
+        let learning_rate = self.engine.set_candle_optimizer(optimizer)?;
+        Ok(self.optimizer(learning_rate))
     }
 
     fn backward(&self, loss: &Tensor) -> Result<()> {

@@ -3,9 +3,9 @@
 use crate::Result;
 use crate::accumulation::Accumulation;
 use crate::clipping::StepClipping;
-use sconce_zero::Engine;
+use sconce_zero::{Engine, Stepped};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// A prepared optimizer.
 #[derive(Debug)]
@@ -14,6 +14,7 @@ pub struct Optimizer {
     accumulation: Arc<Accumulation>,
     clipping: Arc<StepClipping>,
     learning_rate: Arc<LearningRate>,
+    step_was_skipped: Arc<AtomicBool>,
 }
 
 /// A learning rate that optimizer and scheduler share.
@@ -53,13 +54,15 @@ impl Optimizer {
             accumulation,
             clipping,
             learning_rate,
+            step_was_skipped: Arc::default(),
         }
     }
 
     /// Updates the parameters; does nothing inside an accumulation window.
     ///
     /// Where clipping is set for the run ([`Clipping`](crate::Clipping)) and the program has not clipped itself, it clips
-    /// first.
+    /// first. With loss scaling a step is skipped on all ranks when a gradient of any rank overflowed, and the gradients
+    /// are forgotten; see [`Optimizer::step_was_skipped`].
     ///
     /// # Errors
     /// When there are no gradients (no backward since the last `zero_grad`), or the last backward failed.
@@ -68,7 +71,8 @@ impl Optimizer {
             if let Some(max_norm) = self.clipping.take_due() {
                 self.engine.clip_grad_norm(max_norm)?;
             }
-            self.engine.step(self.learning_rate.get())?;
+            let stepped = self.engine.step(self.learning_rate.get())?;
+            self.step_was_skipped.store(stepped == Stepped::Skipped, Relaxed);
         }
         Ok(())
     }
@@ -85,6 +89,22 @@ impl Optimizer {
         Ok(())
     }
 
+    /// Says whether the last step was skipped because a gradient of some rank was not finite. The scheduler does not
+    /// advance after such a step.
+    pub fn step_was_skipped(&self) -> bool {
+        self.step_was_skipped.load(Relaxed)
+    }
+
+    /// Returns the factor for losses, which changes only after a step; 1 without loss scaling.
+    pub fn loss_scale(&self) -> f64 {
+        self.engine.loss_scale()
+    }
+
+    /// Returns how many steps were skipped so far.
+    pub fn skipped_steps(&self) -> u64 {
+        self.engine.skipped_steps()
+    }
+
     /// Returns the learning rate of the next step.
     pub fn learning_rate(&self) -> f64 {
         self.learning_rate.get()
@@ -97,6 +117,10 @@ impl Optimizer {
 
     pub(crate) fn shared_learning_rate(&self) -> Arc<LearningRate> {
         Arc::clone(&self.learning_rate)
+    }
+
+    pub(crate) fn shared_skip(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.step_was_skipped)
     }
 
     pub(crate) fn shared_accumulation(&self) -> Arc<Accumulation> {

@@ -1,17 +1,19 @@
 //! The engine: one model's parameters, gradients and optimizer on one rank.
 
+use crate::candle_optimizer::{CandleOptimizer, SharesInVariables};
 use crate::gathered::Gathered;
 use crate::gradients::{Gradients, bytes_of};
 use crate::layout::{BucketLayout, buckets};
-use crate::optimizer::in_range;
+use crate::loss_guard::{LossGuard, scaled};
+use crate::optimizer::{assign, in_range, warn_of_empty};
 use crate::parameters::{Home, Parameter, Parameters, Receivers};
 use crate::stepper::Stepper;
 use crate::storage::with_bytes;
 use crate::units::Units;
 use crate::var_builder::ManagedBackend;
 use crate::{
-    DiskOptions, EngineOptions, Error, MemoryReport, Norm, OptimizerRule, ParameterInfo, ParameterSet, Placement,
-    Residence, Result, ShardingStrategy, Tier, Weights,
+    DiskOptions, EngineOptions, Error, LossScaleState, MemoryReport, Norm, OptimizerRule, ParameterInfo, ParameterSet,
+    Placement, Residence, Result, ShardingStrategy, Stepped, Tier, Weights,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
@@ -32,7 +34,8 @@ pub struct Engine {
     parameters: Arc<Parameters>,
     gradients: Arc<Gradients>,
     units: Arc<Units>,
-    stepper: Mutex<Option<Stepper>>,
+    optimizer: Mutex<Option<Optimizer>>,
+    loss_guard: Mutex<LossGuard>,
 }
 
 /// What the engine itself looks up of its options.
@@ -44,12 +47,20 @@ struct Options {
     disk: Option<DiskOptions>,
 }
 
+/// What updates the parameters.
+#[derive(Debug)]
+enum Optimizer {
+    Rule(Stepper),
+    Candle(SharesInVariables),
+}
+
 impl Engine {
     /// Makes an engine for the ranks of `communicator`.
     ///
     /// # Errors
-    /// None in this version.
+    /// [`Error::Setting`] for a loss scale out of range.
     pub fn new(communicator: Arc<dyn Communicator>, options: EngineOptions) -> Result<Self> {
+        let loss_guard = LossGuard::new(&options)?;
         let strategy: Arc<dyn ShardingStrategy> = Arc::from(options.strategy);
         let place = (communicator.rank(), communicator.size());
         let parameters = Arc::new(Parameters::new(Arc::clone(&strategy), options.frozen, place));
@@ -71,7 +82,8 @@ impl Engine {
             parameters,
             gradients: Arc::default(),
             units: Arc::new(units),
-            stepper: Mutex::new(None),
+            optimizer: Mutex::new(None),
+            loss_guard: Mutex::new(loss_guard),
         })
     }
 
@@ -101,11 +113,15 @@ impl Engine {
         let held = held.chain(shards.iter().map(|shard| shard.bytes()));
         let (parameters, masters) = held.fold((0, 0), |sum, bytes| (sum.0 + bytes.0, sum.1 + bytes.1));
         let live = self.units.live();
-        let (optimizer_state, on_disk) = self.stepper().as_ref().map_or((0, 0), Stepper::bytes);
+        let (variables, (optimizer_state, on_disk)) = match self.optimizer().as_ref() {
+            Some(Optimizer::Rule(stepper)) => (0, stepper.bytes()),
+            Some(Optimizer::Candle(shares)) => (shares.bytes(), (0, 0)),
+            None => (0, (0, 0)),
+        };
         let (shares_on_disk, shares_in_passing) = self.units.disk_bytes();
         MemoryReport {
             parameters: parameters as u64,
-            masters: masters as u64,
+            masters: (masters + variables) as u64,
             gradients,
             optimizer_state,
             on_disk: on_disk + shares_on_disk,
@@ -135,7 +151,7 @@ impl Engine {
     /// Sharded parameters are gathered unit by unit and copied; others are the tensors that the model computes with.
     ///
     /// # Errors
-    /// [`Error::Order`] while a unit runs, and failures of the group.
+    /// Failures of the group.
     pub fn tensors(&self, wanted: bool) -> Result<Vec<(String, Tensor)>> {
         let parameters = self.parameters.all();
         let mut tensors = Vec::new();
@@ -173,7 +189,8 @@ impl Engine {
     /// all ranks.
     ///
     /// # Errors
-    /// Those of `work`, which end the group, and failures of the group.
+    /// [`Error::Setting`] for a rank that is not in the group; [`Error::Order`] while a unit runs and in another scope;
+    /// those of `work`, which end the group, and failures of the group.
     pub fn edit<R>(
         &self,
         which: &ParameterSet,
@@ -182,6 +199,13 @@ impl Engine {
     ) -> Result<R> {
         let parameters = self.parameters.all();
         let numbers = self.numbers_of(which, &parameters);
+        if rank >= self.communicator.size() {
+            return Err(Error::Setting {
+                setting: "rank",
+                value: rank.to_string(),
+                expected: "a rank of the group",
+            });
+        }
         if let Some(number) = numbers.iter().find(|number| !parameters[**number].has_its_values()) {
             return Err(Error::Edit {
                 name: parameters[*number].info.name.clone(),
@@ -189,6 +213,7 @@ impl Engine {
                     .into(),
             });
         }
+        self.units.release_all()?;
         let outcome = self.units.with_present(&numbers, || {
             let scope = Gathered::new(numbers.iter().map(|number| &parameters[*number]), true);
             let result = work(&scope)?;
@@ -207,7 +232,7 @@ impl Engine {
         (0..parameters.len()).filter(contained).collect()
     }
 
-    /// Sets the update rule, after the model has been built; checks that all ranks built the same model and gives all
+    /// Sets the update rule, which may be several ([`ParameterGroups`](crate::ParameterGroups)), after the model has been built; checks that all ranks built the same model and gives all
     /// of them rank 0's values.
     ///
     /// # Errors
@@ -215,27 +240,65 @@ impl Engine {
     pub fn set_optimizer(&self, rule: Box<dyn OptimizerRule>) -> Result<()> {
         rule.check()?;
         let parameters = self.parameters.all();
+        let groups = assign(&*rule, parameters.iter().map(|parameter| &*parameter.info));
+        self.complete_model(&parameters, &groups)?;
+        if self.communicator.rank() == 0 {
+            let trained = parameters.iter().zip(&groups).filter(|(p, _)| p.is_trained);
+            warn_of_empty(&*rule, &trained.map(|(_, group)| *group).collect::<Vec<_>>());
+        }
+        let (disk, rank) = (self.options.disk.clone(), self.communicator.rank());
+        *self.optimizer() = Some(Optimizer::Rule(Stepper::new(rule, groups, disk, rank)));
+        Ok(())
+    }
+
+    /// Sets an optimizer of candle's kind in the place of an update rule, and returns its own learning rate; else as
+    /// [`Engine::set_optimizer`].
+    ///
+    /// [`Engine::step`] sets its learning rate. A step of it that fails ends the group, because other ranks' may not have
+    /// failed.
+    ///
+    /// # Errors
+    /// As there, and the optimizer's own.
+    pub fn set_candle_optimizer(&self, optimizer: CandleOptimizer) -> Result<f64> {
+        let parameters = self.parameters.all();
+        self.complete_model(&parameters, &vec![0; parameters.len()])?;
+        let is_on_disk = |p: &&Parameter| p.is_trained && p.placement.optimizer_state_tier == Tier::Disk;
+        if let Some(parameter) = parameters.iter().find(is_on_disk) {
+            return Err(Error::UnsupportedPlacement {
+                strategy: self.strategy.name().into(),
+                name: parameter.info.name.clone(),
+                reason: "a candle optimizer keeps its state in memory; use one of this crate's rules for state on disk",
+            });
+        }
+        let optimizer = optimizer.over(&parameters, self.communicator.rank(), self.communicator.size())?;
+        let learning_rate = optimizer.learning_rate();
+        *self.optimizer() = Some(Optimizer::Candle(optimizer));
+        Ok(learning_rate)
+    }
+
+    /// Checks that all ranks built one model, in the same groups, and can place it; gives all of them rank 0's values.
+    fn complete_model(&self, parameters: &[Parameter], groups: &[usize]) -> Result<()> {
         if parameters.is_empty() {
             return Err(Error::Order {
                 what: "setting an optimizer",
                 hint: "build the model from this engine's var_builder first: it has no parameters yet",
             });
         }
-        self.check_placements(&parameters)?;
-        self.check_same_model(&parameters)?;
+        self.check_placements(parameters)?;
+        self.check_same_model(parameters, groups)?;
         let group = &*self.communicator;
         parameters
             .iter()
             .try_for_each(|parameter| parameter.synchronise(group))?;
-        self.units.make_ready()?;
-        let (disk, rank) = (self.options.disk.clone(), self.communicator.rank());
-        *self.stepper() = Some(Stepper::new(rule, disk, rank, parameters.len()));
-        Ok(())
+        self.units.make_ready()
     }
 
     /// Back-propagates a loss of one element; with `synchronise` the gradients become the mean over all ranks.
     ///
-    /// Gradients add up until [`Engine::zero_grad`].
+    /// Gradients add up until [`Engine::zero_grad`], or a step that is skipped. With loss scaling the loss is multiplied
+    /// first, in f32 at least, and the gradients are divided by that same number wherever they are used or shown. All
+    /// losses between two calls of `zero_grad` are multiplied by one scale. A loss of f16 bears no scale of 65520 or
+    /// more: make it f32 in the model.
     ///
     /// # Errors
     /// [`Error::LossShape`]; [`Error::NoGradient`] when a parameter is not reached and that is not allowed; failures of
@@ -246,6 +309,7 @@ impl Engine {
                 shape: loss.dims().to_vec(),
             });
         }
+        self.units.explain_loss(loss);
         let outcome = stacker::maybe_grow(BACKWARD_STACK / 2, BACKWARD_STACK, || {
             self.backward_here(loss, synchronise)
         });
@@ -308,11 +372,16 @@ impl Engine {
 
     /// Updates all parameters that hold a gradient; the gradients stay until [`Engine::zero_grad`].
     ///
+    /// With loss scaling or [`EngineOptions::skip_nonfinite`] all ranks skip the step when a gradient of any rank is not
+    /// finite: the gradients are forgotten, and parameters, optimizer state and step counts stay as they were. The loss
+    /// scale changes last.
+    ///
     /// # Errors
-    /// [`Error::Order`] before an optimizer is set, and when no gradients are held that the last backward synchronised.
-    pub fn step(&self, learning_rate: f64) -> Result<()> {
-        let mut stepper = self.stepper();
-        let Some(stepper) = stepper.as_mut() else {
+    /// [`Error::Order`] before an optimizer is set, and when no gradients are held that the last backward synchronised;
+    /// [`Error::LossScaleAtMinimum`].
+    pub fn step(&self, learning_rate: f64) -> Result<Stepped> {
+        let mut optimizer = self.optimizer();
+        let Some(optimizer) = optimizer.as_mut() else {
             return Err(Error::Order {
                 what: "step",
                 hint: "set an optimizer first (prepare)",
@@ -320,11 +389,48 @@ impl Engine {
         };
         self.gradients.check_synchronised()?;
         self.units.release_all()?;
+        if self.loss_guard().skips() && !self.gradients.are_finite()? {
+            self.gradients.clear();
+            self.loss_guard().note(Stepped::Skipped)?;
+            return Ok(Stepped::Skipped);
+        }
         let parameters = self.parameters.all();
         let gradient_scale = self.gradients.scale();
-        self.gradients
-            .with_held(|buckets, holds| stepper.step(learning_rate, gradient_scale, buckets, holds, &parameters))??;
-        self.exchange_values(&parameters)
+        let outcome = self.gradients.with_held(|buckets, holds| match optimizer {
+            Optimizer::Rule(stepper) => stepper.step(learning_rate, gradient_scale, buckets, holds, &parameters),
+            Optimizer::Candle(shares) => shares.step(learning_rate, gradient_scale, buckets, holds, &parameters),
+        });
+        if let Err(error) = outcome.flatten() {
+            // Peers wait for the values that this rank should have updated.
+            self.communicator.abort(&error.to_string());
+            return Err(error);
+        }
+        self.exchange_values(&parameters)?;
+        self.loss_guard().note(Stepped::Updated)?;
+        Ok(Stepped::Updated)
+    }
+
+    /// Returns the factor for the next window's losses; 1 without loss scaling.
+    pub fn loss_scale(&self) -> f64 {
+        self.loss_guard().scale()
+    }
+
+    /// Returns how many steps were skipped because gradients were not finite.
+    pub fn skipped_steps(&self) -> u64 {
+        self.loss_guard().skipped()
+    }
+
+    /// Returns what a checkpoint keeps of the loss scale; `None` without loss scaling.
+    pub fn loss_scale_state(&self) -> Option<LossScaleState> {
+        self.loss_guard().state()
+    }
+
+    /// Goes on with the loss scale of a checkpoint, from the next window on; does nothing without loss scaling.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a scale that no run can have.
+    pub fn restore_loss_scale(&self, state: LossScaleState) -> Result<()> {
+        self.loss_guard().restore(state)
     }
 
     /// Forgets all gradients.
@@ -362,8 +468,9 @@ impl Engine {
         if !self.gradients.is_laid_out() {
             self.lay_out(loss)?;
         }
-        self.gradients.begin(synchronise)?;
-        if let Err(error) = loss.backward() {
+        let scale = self.loss_guard().scale();
+        let scale = self.gradients.begin(synchronise, scale)?;
+        if let Err(error) = scaled(loss, scale)?.backward() {
             return Err(self.gradients.take_failure().unwrap_or(Error::Candle(error)));
         }
         if !self.options.find_unused_parameters {
@@ -453,8 +560,12 @@ impl Engine {
     }
 
     /// Compares names and shapes with rank 0's; all ranks report the first rank that differs.
-    fn check_same_model(&self, parameters: &[Parameter]) -> Result<()> {
-        let ours: Vec<String> = parameters.iter().map(Parameter::describe).collect();
+    fn check_same_model(&self, parameters: &[Parameter], groups: &[usize]) -> Result<()> {
+        let describe = |(parameter, group): (&Parameter, &usize)| match group {
+            0 => parameter.describe(),
+            group => format!("{} in parameter group {group}", parameter.describe()),
+        };
+        let ours: Vec<String> = parameters.iter().zip(groups).map(describe).collect();
         let text = self.broadcast_text(&ours.join("\n"), 0)?;
         let expected: Vec<&str> = text.split('\n').collect();
         let differs = |number: &usize| ours.get(*number).map(String::as_str) != expected.get(*number).copied();
@@ -484,7 +595,11 @@ impl Engine {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    fn stepper(&self) -> MutexGuard<'_, Option<Stepper>> {
-        self.stepper.lock().unwrap_or_else(PoisonError::into_inner)
+    fn loss_guard(&self) -> MutexGuard<'_, LossGuard> {
+        self.loss_guard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn optimizer(&self) -> MutexGuard<'_, Option<Optimizer>> {
+        self.optimizer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

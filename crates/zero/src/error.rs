@@ -52,12 +52,32 @@ pub enum Error {
     },
     /// A parameter is created when the model was already in use.
     #[error(
-        "parameter {name:?} is created after the optimizer was set or after the first backward; build the whole model \
-         first"
+        "parameter {name:?} is created after the optimizer was set, or after the first forward of a unit with sharded \
+         parameters, or after the first backward; build the whole model first"
     )]
     LateParameter {
         /// The parameter.
         name: String,
+    },
+    /// A parameter that a unit has sharded is asked for outside of any unit.
+    #[error(
+        "parameter {name:?} is sharded with a unit and is asked for outside of any: nobody would gather it for its use \
+         there; make that part of the model a unit as well, or build it before the unit, which keeps the parameter whole"
+    )]
+    OutsideUnit {
+        /// The parameter.
+        name: String,
+    },
+    /// Ranks run the units of their models in different orders.
+    #[error(
+        "ranks run different units: {calls}; with sharded parameters all ranks run the same units in the same order, also \
+         those whose result they do not need"
+    )]
+    UnitOrder {
+        /// Who gathers what, with the units' names.
+        calls: String,
+        /// The group's error.
+        source: sconce_collectives::Error,
     },
     /// The dtype of a trained parameter is not supported.
     #[error("parameter {name:?} is {dtype}; managed parameters are f32, bf16 or f16")]
@@ -139,6 +159,16 @@ pub enum Error {
         value: String,
         /// The allowed range.
         expected: &'static str,
+    },
+    /// The rule of a parameter group cannot be used.
+    #[error("parameter group {number} ({rule}): {reason}")]
+    ParameterGroup {
+        /// The group, by number from 1.
+        number: usize,
+        /// The name of its rule.
+        rule: &'static str,
+        /// What is wrong, and what to do.
+        reason: String,
     },
     /// Gradients overflow at the smallest loss scale that is allowed.
     #[error(

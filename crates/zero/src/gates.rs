@@ -58,7 +58,9 @@ fn copy(storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         CpuStorage::BF16(all) => CpuStorage::BF16(all[start..end].to_vec()),
         CpuStorage::F16(all) => CpuStorage::F16(all[start..end].to_vec()),
         CpuStorage::F64(all) => CpuStorage::F64(all[start..end].to_vec()),
-        _ => candle_core::bail!("a unit's inputs and outputs that have gradients are f32, bf16, f16 or f64"),
+        _ => candle_core::bail!(
+            "a unit's inputs and outputs that have gradients are f32, bf16, f16 or f64; convert them first"
+        ),
     };
     Ok((copied, layout.shape().clone()))
 }

@@ -17,6 +17,9 @@
 //!
 //! Replicated gradients have a bucket each that lasts; sharded ones pass through a few buffers that all share.
 //!
+//! All gradients held bear one loss scale, that of the backward which came first since they were last forgotten; it
+//! stays in them and is divided out where they are used.
+//!
 //! Between two calls of [`Gradients::clear`] gradients of several backwards add up. The mean over ranks of an already
 //! averaged part is that part, so backwards after a synchronised one may add to it.
 //!
@@ -30,15 +33,18 @@
 //! | synchronised | reduced over all ranks, which agree on the parameters that hold one | running, empty |
 //! | failed | incomplete or lost; nothing may be read | none |
 
+mod measures;
+
 use crate::bucket::{Bucket, Held, Memory};
 use crate::layout::BucketLayout;
-use crate::norm::Norm;
+use crate::overflow::{Finiteness, is_finite};
 use crate::{Error, Placement, Residence, Result};
 use candle_core::{CpuStorage, DType, Storage, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use sconce_collectives::{Buffer, Communicator, Counts, Element, Pending, ReduceOp};
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Elements copied or added by one task.
@@ -69,6 +75,9 @@ struct State {
     phase: Phase,
     /// What the gradients held are to be multiplied with, from clipping.
     scale: f32,
+    /// What the losses were multiplied with that the gradients held come from.
+    loss_scale: f64,
+    finiteness: Finiteness,
     /// Buckets that have left in this backward.
     left: usize,
     synchronise: bool,
@@ -121,16 +130,23 @@ impl Gradients {
             state.buckets.push(Bucket::new(layout, allocate)?);
         }
         state.holds = vec![false; parameters];
-        state.scale = 1.0;
+        (state.scale, state.loss_scale) = (1.0, 1.0);
         state.communicator = Some(Arc::clone(communicator));
         Ok(())
     }
 
     /// Prepares for a backward pass; gradients held from earlier ones are scaled as clipping asked.
-    pub(crate) fn begin(&self, synchronise: bool) -> Result<()> {
+    ///
+    /// Returns the factor for the loss: `loss_scale`, or the one that gradients held from earlier passes bear.
+    pub(crate) fn begin(&self, synchronise: bool, loss_scale: f64) -> Result<f64> {
         let mut state = self.lock();
         let state = &mut *state;
         state.check_complete()?;
+        if state.phase == Phase::Empty {
+            state.loss_scale = loss_scale;
+            state.finiteness = Finiteness::default();
+        }
+        state.finiteness.gradients_come();
         state.apply_scale()?;
         state.phase = Phase::Running;
         state.synchronise = synchronise;
@@ -140,7 +156,7 @@ impl Gradients {
         for bucket in &mut state.buckets {
             bucket.missing = bucket.layout.slots.len();
         }
-        Ok(())
+        Ok(state.loss_scale)
     }
 
     /// Takes a parameter's gradient of this backward; called by its hook.
@@ -205,13 +221,7 @@ impl Gradients {
 
     /// Forgets all gradients.
     pub(crate) fn clear(&self) {
-        let mut state = self.lock();
-        state.holds.fill(false);
-        state.buckets.iter_mut().for_each(|bucket| bucket.shard_holds = false);
-        state.scale = 1.0;
-        if state.phase != Phase::Failed {
-            state.phase = Phase::Empty;
-        }
+        self.lock().forget();
     }
 
     /// Fails unless gradients are held that have been reduced over all ranks.
@@ -250,43 +260,11 @@ impl Gradients {
         )
     }
 
-    /// Returns the factor by which the gradients that [`Gradients::with_held`] shows are still to be multiplied.
+    /// Returns the factor by which the gradients that [`Gradients::with_held`] shows are still to be multiplied: what
+    /// clipping asked for, over the loss scale.
     pub(crate) fn scale(&self) -> f32 {
-        self.lock().scale
-    }
-
-    /// Returns a norm of the gradients of all ranks together; padding and slots without gradient do not count.
-    ///
-    /// Each element counts once, whoever holds it. Contributions are joined parameter by parameter and part by part, in
-    /// one order whatever is sharded, so the norm has the same bits under every strategy.
-    pub(crate) fn norm(&self, norm: Norm) -> Result<f64> {
-        let scale = f64::from(self.scale());
-        let communicator = self.lock().communicator.clone();
-        let Some(communicator) = communicator else {
-            return Ok(0.0);
-        };
-        let (rank, world) = (communicator.rank(), communicator.size());
-        let (mut parts, exchange) = self.with_held(|held, holds| {
-            let mut parts = vec![0.0; holds.len() * world];
-            for bucket in held {
-                for slot in bucket.layout.slots.iter().filter(|slot| holds[slot.parameter]) {
-                    for part in bucket.parts.clone() {
-                        parts[slot.parameter * world + part] = norm.of_part(bucket.gradient(slot, part));
-                    }
-                }
-            }
-            (parts, held.iter().any(|bucket| bucket.parts.len() < world))
-        })?;
-        if exchange {
-            let parameters = parts.len() / world;
-            let own: Vec<f64> = parts.chunks(world).map(|parts| parts[rank]).collect();
-            let mut all = vec![0.0; parts.len()];
-            communicator.all_gather(&own, &mut all)?;
-            for (position, part) in parts.iter_mut().enumerate() {
-                *part = all[position % world * parameters + position / world];
-            }
-        }
-        Ok(norm.finish(norm.join(parts.into_iter())) * scale)
+        let state = self.lock();
+        (f64::from(state.scale) / state.loss_scale) as f32
     }
 
     /// Limits every element of the gradients held to `-limit..=limit`; what is not a number stays so.
@@ -294,7 +272,15 @@ impl Gradients {
         let mut state = self.lock();
         state.check_complete()?;
         state.apply_scale()?;
-        state.change_held(|values| values.iter_mut().for_each(|value| *value = value.clamp(-limit, limit)));
+        let limit = (f64::from(limit) * state.loss_scale) as f32;
+        let finite = AtomicBool::new(true);
+        state.change_held(|values| {
+            if !is_finite(values) {
+                finite.store(false, Relaxed);
+            }
+            values.iter_mut().for_each(|value| *value = value.clamp(-limit, limit));
+        });
+        state.finiteness.clamped(finite.into_inner());
         Ok(())
     }
 
@@ -372,10 +358,7 @@ impl Gradients {
         while !under_way.is_empty() {
             state.take_back(&mut under_way, &take)?;
         }
-        state.holds.fill(false);
-        state.buckets.iter_mut().for_each(|bucket| bucket.shard_holds = false);
-        state.scale = 1.0;
-        state.phase = Phase::Empty;
+        state.forget();
         Ok(())
     }
 
@@ -401,6 +384,16 @@ fn exchange<T: Element>(
 }
 
 impl State {
+    fn forget(&mut self) {
+        self.holds.fill(false);
+        self.buckets.iter_mut().for_each(|bucket| bucket.shard_holds = false);
+        self.scale = 1.0;
+        self.finiteness = Finiteness::default();
+        if self.phase != Phase::Failed {
+            self.phase = Phase::Empty;
+        }
+    }
+
     fn check_complete(&self) -> Result<()> {
         if self.phase == Phase::Failed {
             Err(INCOMPLETE)
@@ -424,18 +417,20 @@ impl State {
         Ok(())
     }
 
-    /// Changes the gradients held, block by block.
+    /// Changes the gradients held, block by block; padding is left alone, anything may be in it.
     fn change_held(&mut self, change: impl Fn(&mut [f32]) + Sync) {
+        let rank = self.communicator.as_ref().map_or(0, |communicator| communicator.rank());
         let in_blocks = |values: &mut [f32]| values.par_chunks_mut(BLOCK).for_each(&change);
         for bucket in &mut self.buckets {
-            match &mut bucket.memory {
-                Memory::Here(buffer) => {
-                    for slot in bucket.layout.slots.iter().filter(|slot| self.holds[slot.parameter]) {
+            for slot in bucket.layout.slots.iter().filter(|slot| self.holds[slot.parameter]) {
+                match &mut bucket.memory {
+                    Memory::Here(buffer) => {
                         let places = (0..bucket.layout.parts).map(|part| bucket.layout.place(slot, part));
                         places.for_each(|place| in_blocks(&mut buffer.as_mut_slice::<f32>()[place]));
                     }
+                    _ if bucket.shard_holds => in_blocks(&mut bucket.shard[slot.within_part(rank)]),
+                    _ => {}
                 }
-                _ => in_blocks(&mut bucket.shard),
             }
         }
     }

@@ -24,6 +24,7 @@
 #![deny(unsafe_code)]
 
 mod bucket;
+mod candle_optimizer;
 mod disk;
 mod engine;
 mod error;
@@ -32,11 +33,13 @@ mod gathered;
 mod gradients;
 mod hook;
 mod layout;
+mod loss_guard;
 mod loss_scale;
 mod memory_report;
 mod norm;
 mod optimizer;
 mod options;
+mod overflow;
 mod parameter_set;
 mod parameters;
 mod release;
@@ -51,14 +54,19 @@ mod units;
 mod var_builder;
 mod weights;
 
+pub use candle_optimizer::CandleOptimizer;
 pub use disk::{DiskState, DiskValues};
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use gathered::Gathered;
+pub use loss_guard::Stepped;
 pub use loss_scale::{BackoffScaling, HysteresisScaling, LossScaleState, LossScaler, LossScaling};
 pub use memory_report::MemoryReport;
 pub use norm::Norm;
-pub use optimizer::{Adagrad, Adam, AdamW, Gradient, HalfMut, Lion, OptimizerRule, Sgd, StateSlices, Update, Values};
+pub use optimizer::{
+    Adagrad, Adam, AdamW, Gradient, HalfMut, Lion, OptimizerRule, ParameterGroup, ParameterGroups, Sgd, StateSlices,
+    Update, Values,
+};
 pub use options::{DiskOptions, EngineOptions, Gathering};
 pub use parameter_set::ParameterSet;
 pub use parameters::ParameterInfo;

@@ -1,8 +1,9 @@
 //! Loss scaling: gradients of f16 vanish unless the loss is multiplied before the backward, by as much as they bear.
 //!
-//! These are state machines only. Whoever runs the step multiplies the loss by [`LossScaler::scale`], divides the
-//! gradients by that same number, tells all ranks whether any rank's gradients overflowed, skips the step if so, and
-//! calls [`LossScaler::update`] last: the scale may have changed then, and the gradients held belong to the old one.
+//! These are state machines only. [`Engine::backward`](crate::Engine::backward) multiplies the loss by
+//! [`LossScaler::scale`]; the gradients are divided by that same number where they are used.
+//! [`Engine::step`](crate::Engine::step) tells all ranks whether any rank's gradients overflowed, skips the step if so,
+//! and calls [`LossScaler::update`] last: the scale may have changed then, and the gradients held belong to the old one.
 
 use crate::optimizer::in_range;
 use crate::{Error, Result};
@@ -56,7 +57,8 @@ impl Default for HysteresisScaling {
 
 /// The loss scale of PyTorch's `GradScaler`: lowered at every overflow, raised after a number of steps without.
 ///
-/// Scales are rounded to f32, as there. There is no minimum: a model that is not finite at any scale is never stepped.
+/// Scales are rounded to f32, as there. There is no minimum but that of f32 numbers with an inverse: a model that is not
+/// finite at any scale is never stepped.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BackoffScaling {
     /// Scale at the start.
@@ -155,7 +157,11 @@ impl LossScaler {
             (LossScaling::Static(_), _) => {}
             (LossScaling::Hysteresis(rule), true) => rule.lower(state)?,
             (LossScaling::Hysteresis(rule), false) => rule.note_success(state),
-            (LossScaling::Backoff(rule), true) => state.scale = rounded(state.scale * rule.backoff_factor),
+            (LossScaling::Backoff(rule), true) => {
+                let lowered = rounded(state.scale * rule.backoff_factor);
+                // Gradients of a scale of 0 would all be finite.
+                state.scale = if has_inverse(lowered) { lowered } else { state.scale };
+            }
             (LossScaling::Backoff(rule), false) if state.since_change + 1 >= rule.growth_interval => {
                 grow(state, rounded(state.scale * rule.growth_factor));
             }
@@ -246,6 +252,11 @@ impl BackoffScaling {
 }
 
 fn check_scale(setting: &'static str, scale: f64) -> Result<()> {
-    let holds = scale > 0.0 && (scale as f32).is_finite();
-    in_range(setting, scale, "above 0 and finite as f32", holds)
+    let expected = "above 0 and finite as f32, its inverse too";
+    in_range(setting, scale, expected, scale > 0.0 && has_inverse(scale))
+}
+
+/// Says whether a scale and its inverse are finite as f32, and not 0.
+fn has_inverse(scale: f64) -> bool {
+    (scale as f32).is_normal() && (scale.recip() as f32).is_finite()
 }

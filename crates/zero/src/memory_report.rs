@@ -5,11 +5,12 @@
 pub struct MemoryReport {
     /// Values that the model computes with: of a sharded parameter this rank's share.
     pub parameters: u64,
-    /// f32 values behind bf16 and f16 parameters.
+    /// f32 values behind bf16 and f16 parameters, and the variables of a candle optimizer.
     pub masters: u64,
     /// Gradients that last from one backward to the step.
     pub gradients: u64,
-    /// What the optimizer keeps in memory, buffers for state on disk included; 0 before the first step.
+    /// What the optimizer keeps in memory, buffers for state on disk included; 0 before the first step, and for a candle
+    /// optimizer, which does not tell.
     pub optimizer_state: u64,
     /// What the optimizer keeps on disk, and sharded parameters there.
     pub on_disk: u64,

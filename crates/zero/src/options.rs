@@ -12,6 +12,9 @@ pub struct EngineOptions {
     pub frozen: ParameterSet,
     /// How losses are scaled before the backward; `None` takes them as they are.
     pub loss_scaling: Option<LossScaling>,
+    /// Skips a step when a gradient of any rank is not finite, also without loss scaling, which always does; by default
+    /// such a step spoils the parameters, as in PyTorch. DeepSpeed's `check_grad_overflow` for bf16.
+    pub skip_nonfinite: bool,
     /// Allows parameters that get no gradient; they are not updated in a step in which no rank used them.
     pub find_unused_parameters: bool,
     /// Size at which the first gradient bucket is closed, in bytes.
@@ -31,6 +34,7 @@ impl Default for EngineOptions {
             strategy: Box::new(DataParallel),
             frozen: ParameterSet::none(),
             loss_scaling: None,
+            skip_nonfinite: false,
             find_unused_parameters: false,
             first_bucket_bytes: 1 << 20,
             bucket_bytes: 25 << 20,

@@ -17,8 +17,10 @@ use std::sync::Arc;
 /// ```
 #[derive(Clone, Default)]
 pub struct ParameterSet {
-    rule: Option<Arc<dyn Fn(&ParameterInfo) -> bool + Send + Sync>>,
+    rule: Option<Arc<Rule>>,
 }
+
+type Rule = dyn Fn(&ParameterInfo) -> bool + Send + Sync;
 
 impl ParameterSet {
     /// Returns the empty set.

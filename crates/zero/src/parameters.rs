@@ -8,6 +8,7 @@ use crate::units::Units;
 use crate::{Error, ParameterSet, Placement, Residence, Result, ShardingStrategy, Tier};
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, Device, Shape, Storage, Tensor, TensorId};
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -60,7 +61,7 @@ pub(crate) struct Masters {
     values: Vec<f32>,
 }
 
-/// ElementsMut that an optimizer updates.
+/// Values that an optimizer updates.
 #[derive(Debug)]
 pub(crate) enum Master<'a> {
     /// The values that the model computes with.
@@ -73,6 +74,27 @@ pub(crate) enum Master<'a> {
 }
 
 impl<'a> Master<'a> {
+    /// Copies the values, or the masters if there are some.
+    pub(crate) fn read_into(&self, wide: &mut [f32]) {
+        match self {
+            Self::Itself(ElementsMut::F32(values)) => wide.copy_from_slice(values),
+            Self::Itself(ElementsMut::Bf16(values)) => values.convert_to_f32_slice(wide),
+            Self::Itself(ElementsMut::F16(values)) => values.convert_to_f32_slice(wide),
+            Self::Apart { masters, .. } => wide.copy_from_slice(masters),
+        }
+    }
+
+    /// Sets the values, and the masters if there are some.
+    pub(crate) fn write(self, wide: &[f32]) {
+        match self {
+            Self::Itself(values) => values.round_from(wide),
+            Self::Apart { masters, copy } => {
+                masters.copy_from_slice(wide);
+                copy.round_from(wide);
+            }
+        }
+    }
+
     /// Returns elements `range`.
     pub(crate) fn slice(self, range: Range<usize>) -> Self {
         match self {
@@ -240,6 +262,8 @@ pub(crate) struct UnitOfParameters {
     pub(crate) name: String,
     /// The parameters asked for while it was built, those of units inside it excepted.
     pub(crate) parameters: Vec<usize>,
+    /// The unit in which it was built.
+    pub(crate) outer: Option<usize>,
 }
 
 /// Who takes what happens in a backward.
@@ -287,6 +311,9 @@ impl Parameters {
                     first: format!("{} {:?}", known.dtype().as_str(), known.dims()),
                     second: format!("{} {:?}", dtype.as_str(), shape.dims()),
                 });
+            }
+            if registered.open.is_empty() && registered.parameters[*number].placement.parameter == Residence::Sharded {
+                return Err(Error::OutsideUnit { name: name.into() });
             }
             let known = known.clone();
             registered.enter_into_unit(*number);
@@ -367,9 +394,11 @@ impl Parameters {
     pub(crate) fn open_unit(&self, name: &str) -> usize {
         let mut registered = self.lock();
         let number = registered.units.len();
+        let outer = registered.open.last().map(|(unit, _)| *unit);
         registered.units.push(UnitOfParameters {
             name: name.into(),
             parameters: Vec::new(),
+            outer,
         });
         registered.open.push((number, Vec::new()));
         number
@@ -406,9 +435,27 @@ impl Parameters {
         Ok(())
     }
 
-    /// Refuses further parameters; those there are can still be asked for.
-    pub(crate) fn seal(&self) {
-        self.lock().sealed = true;
+    /// Refuses further parameters; those there are can still be asked for. Fails while a unit is being built.
+    pub(crate) fn seal(&self) -> Result<()> {
+        let mut registered = self.lock();
+        if registered.open.is_empty() {
+            registered.sealed = true;
+            return Ok(());
+        }
+        Err(Error::Order {
+            what: "use of the model while one of its units is being built",
+            hint: "build the whole model first, then run it",
+        })
+    }
+
+    /// Says whether any parameter is sharded.
+    pub(crate) fn has_shards(&self) -> bool {
+        !self.lock().shards.is_empty()
+    }
+
+    /// Returns the number of units declared so far.
+    pub(crate) fn unit_count(&self) -> usize {
+        self.lock().units.len()
     }
 
     /// Returns the parameters created so far.

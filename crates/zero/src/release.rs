@@ -10,18 +10,28 @@
 
 use crate::storage::with_bytes;
 use candle_core::{Result, Tensor};
+use sconce_collectives::Buffer;
 
 /// Bytes at the front that always stay, and are no numbers.
 const MARK: usize = 64;
 
 /// Makes all elements nonsense and gives back the memory of most of them.
 pub(crate) fn release(tensor: &Tensor) -> Result<()> {
-    with_bytes(tensor, |bytes| {
-        let pages = whole_pages(bytes);
-        bytes[..pages.start].fill(0xff);
-        bytes[pages.end..].fill(0xff);
-        give_back(&mut bytes[pages]);
-    })
+    with_bytes(tensor, release_bytes)
+}
+
+/// Does so with a buffer on the heap that is freed next: the allocator may keep its memory, but not in use.
+pub(crate) fn release_buffer(mut buffer: Buffer) {
+    if !buffer.is_shared() {
+        release_bytes(buffer.as_mut_slice());
+    }
+}
+
+fn release_bytes(bytes: &mut [u8]) {
+    let pages = whole_pages(bytes);
+    bytes[..pages.start].fill(0xff);
+    bytes[pages.end..].fill(0xff);
+    give_back(&mut bytes[pages]);
 }
 
 /// Returns the range of whole pages behind the mark.

@@ -6,11 +6,12 @@
 
 use crate::layout::BucketLayout;
 use crate::parameters::Master;
+use crate::release::release_buffer;
 use crate::storage::{ElementsMut, with_bytes};
 use crate::{DiskValues, Placement, Result};
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Storage, Tensor};
 use half::{bf16, f16};
-use sconce_collectives::{Buffer, Communicator, Element};
+use sconce_collectives::{Buffer, Collective, Communicator, Element};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -29,6 +30,8 @@ pub(crate) struct Chunk {
 #[derive(Debug)]
 pub(crate) struct Shard {
     pub(crate) layout: BucketLayout,
+    /// The unit's name.
+    unit: String,
     /// Told to peers in a gather, so that different units are not mistaken for each other.
     label: u32,
     dtype: DType,
@@ -92,6 +95,7 @@ impl Shard {
             .fold(0, |sum, byte| sum << 8 | u32::from(*byte));
         Ok(Self {
             layout,
+            unit: unit.into(),
             label,
             dtype,
             is_trained,
@@ -110,7 +114,7 @@ impl Shard {
         if let Share::InMemory(values) = &mut memory.values {
             let mut shared = communicator.allocate(values.len())?;
             shared.as_mut_slice::<u8>().copy_from_slice(values.as_slice());
-            *values = shared;
+            release_buffer(std::mem::replace(values, shared));
         }
         Ok(())
     }
@@ -121,7 +125,9 @@ impl Shard {
         if let Share::InMemory(values) = &memory.values {
             disk.file.write(offset, values.as_slice())?;
             let disk = Arc::clone(disk);
-            memory.values = Share::OnDisk { disk, offset };
+            if let Share::InMemory(values) = std::mem::replace(&mut memory.values, Share::OnDisk { disk, offset }) {
+                release_buffer(values);
+            }
         }
         Ok(())
     }
@@ -204,6 +210,23 @@ impl Shard {
         self.write().masters = None;
     }
 
+    /// Returns the name of the unit to which the parameters belong.
+    pub(crate) fn unit(&self) -> &str {
+        &self.unit
+    }
+
+    /// Returns how errors write the label of this shard's gathers.
+    pub(crate) fn written_label(&self) -> String {
+        Collective::written_label(self.label)
+    }
+
+    /// Says whether a tensor is one of the parameters, or a view of one.
+    pub(crate) fn holds(&self, tensor: &Tensor) -> bool {
+        self.tensors
+            .iter()
+            .any(|parameter| storage(parameter) == storage(tensor))
+    }
+
     /// Says whether the parameters are trained, rather than frozen.
     pub(crate) fn is_trained(&self) -> bool {
         self.is_trained
@@ -243,10 +266,105 @@ impl Shard {
     }
 }
 
+/// Returns which storage a tensor has; for comparing only.
+fn storage(tensor: &Tensor) -> *const Storage {
+    std::ptr::from_ref(&*tensor.storage_and_layout().0)
+}
+
 fn typed(dtype: DType, buffer: &mut Buffer, within: Range<usize>) -> ElementsMut<'_> {
     match dtype {
         DType::F32 => ElementsMut::F32(&mut buffer.as_mut_slice()[within]),
         DType::BF16 => ElementsMut::Bf16(&mut buffer.as_mut_slice()[within]),
         _ => ElementsMut::F16(&mut buffer.as_mut_slice()[within]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Residence;
+    use candle_core::Device;
+
+    const PLACEMENT: Placement = Placement {
+        parameter: Residence::Sharded,
+        gradient: Residence::Sharded,
+        optimizer_state: Residence::Sharded,
+        ..Placement::REPLICATED
+    };
+
+    /// A rank's shard of parameters of these sizes, whose elements are their numbers; all tensors are released.
+    fn shard(sizes: &[usize], dtype: DType, place: (usize, usize)) -> Shard {
+        let chunk = |(parameter, elements): (usize, &usize)| {
+            let own = crate::parameters::chunk_of(*elements, place.0, place.1);
+            let tensor = Tensor::zeros(*elements, dtype, &Device::Cpu).unwrap();
+            crate::release::release(&tensor).unwrap();
+            Chunk {
+                parameter,
+                tensor,
+                elements: *elements,
+                values: own.map(|element| element as f32).collect(),
+            }
+        };
+        let chunks = sizes.iter().enumerate().map(chunk).collect();
+        Shard::new("unit", PLACEMENT, dtype, true, chunks, place).unwrap()
+    }
+
+    fn numbers(tensor: &Tensor) -> Vec<f32> {
+        tensor.to_dtype(DType::F32).unwrap().to_vec1().unwrap()
+    }
+
+    #[test]
+    fn padding_and_other_ranks_memory_have_no_part_in_a_gather_or_an_update() {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            for world in 1..=4 {
+                let sizes = [1, 2, 7, 100];
+                let ranks = sconce_collectives::shm::threads(world, &sconce_collectives::Options::default()).unwrap();
+                std::thread::scope(|scope| {
+                    for group in ranks {
+                        scope.spawn(move || {
+                            let rank = group.rank();
+                            let shard = shard(&sizes, dtype, (rank, world));
+                            shard.share(&*group).unwrap();
+                            let mut memory = shard.write();
+                            let owned: Vec<_> = shard.layout.slots.iter().map(|slot| slot.within_part(rank)).collect();
+                            let is_padding = |element: &usize| !owned.iter().any(|own| own.contains(element));
+                            for element in (0..shard.layout.part_elements).filter(is_padding) {
+                                let size = dtype.size_in_bytes();
+                                let Share::InMemory(values) = &mut memory.values else {
+                                    panic!("the share is in memory")
+                                };
+                                values.as_mut_slice::<u8>()[element * size..][..size].fill(0xff);
+                                if let Some(masters) = &mut memory.masters {
+                                    masters.as_mut_slice::<f32>()[element] = f32::NAN;
+                                }
+                            }
+                            drop(memory);
+                            for slot in 0..sizes.len() {
+                                shard
+                                    .with_master(slot, |master| match master {
+                                        Master::Itself(ElementsMut::F32(values)) => {
+                                            values.iter_mut().for_each(|v| *v += 1.0);
+                                        }
+                                        Master::Itself(_) => panic!("half precision has masters"),
+                                        Master::Apart { masters, copy } => {
+                                            masters.iter_mut().for_each(|value| *value += 1.0);
+                                            copy.round_from(masters);
+                                        }
+                                    })
+                                    .unwrap();
+                            }
+                            shard.gather(&*group).unwrap();
+                            for (tensor, size) in shard.tensors.iter().zip(sizes) {
+                                let expected: Vec<f32> = (1..=size).map(|element| element as f32).collect();
+                                assert_eq!(numbers(tensor), expected, "{dtype:?}, world {world}");
+                            }
+                            shard.release().unwrap();
+                            let released = shard.tensors.iter().map(numbers);
+                            released.for_each(|numbers| assert!(numbers[0].is_nan()));
+                        });
+                    }
+                });
+            }
+        }
     }
 }

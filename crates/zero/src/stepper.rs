@@ -6,6 +6,7 @@
 //! parameters are state too.
 
 use crate::bucket::Held;
+use crate::optimizer::rules_at;
 use crate::parameters::{Master, Parameter};
 use crate::storage::ElementsMut;
 use crate::{
@@ -21,6 +22,8 @@ const BLOCK: usize = 1 << 15;
 #[derive(Debug)]
 pub(crate) struct Stepper {
     rule: Box<dyn OptimizerRule>,
+    /// The number of each parameter's group, by which its rule is chosen.
+    groups: Vec<usize>,
     disk: Option<DiskOptions>,
     rank: usize,
     /// How often each parameter has been updated.
@@ -64,12 +67,19 @@ struct Segment {
 }
 
 impl Stepper {
-    pub(crate) fn new(rule: Box<dyn OptimizerRule>, disk: Option<DiskOptions>, rank: usize, parameters: usize) -> Self {
+    /// Makes a stepper for parameters that belong to these groups of the rule.
+    pub(crate) fn new(
+        rule: Box<dyn OptimizerRule>,
+        groups: Vec<usize>,
+        disk: Option<DiskOptions>,
+        rank: usize,
+    ) -> Self {
         Self {
             rule,
             disk,
             rank,
-            steps: vec![0; parameters],
+            steps: vec![0; groups.len()],
+            groups,
             state: None,
         }
     }
@@ -100,8 +110,8 @@ impl Stepper {
         let counted = self.steps.iter_mut().zip(holds);
         counted.for_each(|(steps, held)| *steps += u64::from(*held));
         let pass = Pass {
-            rule: &*self.rule,
-            learning_rate,
+            rules: rules_at(&*self.rule, learning_rate),
+            groups: &self.groups,
             gradient_scale,
             steps: &self.steps,
             buckets,
@@ -178,9 +188,7 @@ impl Stepper {
                     let (parameter, chunk) = segment.of(buckets, parameters);
                     let place = segment.place();
                     parameter.with_master(chunk, |master| {
-                        if let Master::Apart { masters: values, .. } = master {
-                            masters[place].copy_from_slice(&values[segment.within.clone()]);
-                        }
+                        master.slice(segment.within.clone()).read_into(&mut masters[place]);
                     })
                 })
             })?;
@@ -269,8 +277,9 @@ impl Segment {
 
 /// One step.
 struct Pass<'a> {
-    rule: &'a dyn OptimizerRule,
-    learning_rate: f64,
+    /// By group, each with its learning rate.
+    rules: Vec<(&'a dyn OptimizerRule, f64)>,
+    groups: &'a [usize],
     gradient_scale: f32,
     steps: &'a [u64],
     buckets: &'a [Held<'a>],
@@ -305,8 +314,9 @@ impl Pass<'_> {
             if !self.holds[slot.parameter] {
                 continue;
             }
+            let (rule, learning_rate) = self.rules[self.groups[slot.parameter]];
             let update = Update {
-                learning_rate: self.learning_rate,
+                learning_rate,
                 step: self.steps[slot.parameter],
                 gradient_scale: self.gradient_scale,
             };
@@ -322,7 +332,7 @@ impl Pass<'_> {
             parameter.with_master(chunk, |master| {
                 let master = master.slice(segment.within.clone());
                 if let Some(values) = values_of(master, masters) {
-                    update_values(self.rule, &update, values, gradient, StateSlices(slices));
+                    update_values(rule, &update, values, gradient, StateSlices(slices));
                 }
             })?;
         }

@@ -133,7 +133,7 @@ mod tests {
     fn values_are_rounded_to_the_tensors_dtype() {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
             let tensor = Tensor::zeros(3, dtype, &Device::Cpu).unwrap();
-            let source = [1.0f32, 1.00390625, -3.1415927];
+            let source = [1.0f32, 1.0 + 1.0 / 256.0, -3.3];
             with_values(&tensor, |values| values.round_from(&source)).unwrap();
             let expected = Tensor::new(&source, &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
             let wide = |tensor: &Tensor| tensor.to_dtype(DType::F32).unwrap().to_vec1::<f32>().unwrap();

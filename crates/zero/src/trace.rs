@@ -5,6 +5,9 @@
 //! nothing is gathered ahead meanwhile. What a rank gathers depends on the events alone, never on time, so all ranks whose
 //! models run alike gather alike.
 
+/// Events after which recording ends: so many without a backward are a long evaluation, not a step to come again.
+const LONGEST: usize = 1 << 20;
+
 /// Which way data goes through a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pass {
@@ -42,6 +45,9 @@ impl Trace {
         match &mut self.mode {
             Mode::Recording => {
                 self.events.push(event);
+                if self.events.len() > LONGEST {
+                    self.lose();
+                }
                 false
             }
             Mode::Following(next) if self.events.get(*next) == Some(&event) => {
@@ -86,7 +92,7 @@ impl Trace {
     }
 
     fn lose(&mut self) {
-        self.events.clear();
+        self.events = Vec::new();
         self.mode = Mode::Lost;
     }
 }
@@ -132,6 +138,18 @@ mod tests {
         trace.advance(backward(2));
         trace.end_of_backward();
         assert_eq!(trace.ahead(), [forward(2), backward(2)]);
+    }
+
+    #[test]
+    fn forwards_without_end_are_not_recorded() {
+        let mut trace = Trace::default();
+        (0..2 * LONGEST).for_each(|_| assert!(!trace.advance(forward(0))));
+        assert!(trace.events.is_empty());
+        trace.end_of_backward();
+        trace.advance(forward(0));
+        trace.advance(backward(0));
+        trace.end_of_backward();
+        assert_eq!(trace.ahead(), [forward(0), backward(0)]);
     }
 
     #[test]

@@ -28,6 +28,9 @@ pub(crate) fn answer(units: &Arc<Units>) {
 /// innermost unit that is being built when it is asked for. One that several units ask for by one name (tied weights) is
 /// there for each of them. Parameters outside of any unit are whole on every rank.
 ///
+/// All ranks run the same units in the same order. A sharded parameter that is used outside of its unit's forward is
+/// nonsense there: not a number in parts, zero in others.
+///
 /// With a `VarBuilder` that is not an engine's, the unit only computes.
 ///
 /// ```
@@ -56,9 +59,11 @@ pub fn unit<M>(vb: VarBuilder<'_>, name: &str, build: impl FnOnce(VarBuilder<'_>
     };
     let number = units.parameters().open_unit(&vb.prefix());
     let module = build(vb);
-    units.parameters().close_unit()?;
+    let closed = units.parameters().close_unit();
+    let module = module?;
+    closed?;
     Ok(Unit {
-        module: module?,
+        module,
         place: Some(Place { units, number }),
     })
 }
@@ -85,53 +90,68 @@ impl<M> Unit<M> {
     /// # Errors
     /// Those of `forward`, and failures of the gather.
     pub fn run<I: Tensors, O: Tensors>(&self, inputs: I, forward: impl FnOnce(&M, I) -> Result<O>) -> Result<O> {
-        let Some(Place { units, number }) = &self.place else {
+        let Some(place) = &self.place else {
             return forward(&self.module, inputs);
         };
-        let invocation = Arc::new(Invocation::default());
-        units.enter_forward(*number)?;
-        let outcome = self.gated_inputs(units, *number, &invocation, inputs);
-        let outcome = outcome.and_then(|inputs| forward(&self.module, inputs));
-        units.leave_forward(*number)?;
-        outcome?.map(&mut |output| {
-            if !output.track_op() {
-                return Ok(output);
-            }
-            output.contiguous()?.apply_op1(OutputGate {
-                units: Arc::clone(units),
-                unit: *number,
-                invocation: Arc::clone(&invocation),
-            })
-        })
+        let Some(invocation) = place.units.enter_forward(place.number)? else {
+            return forward(&self.module, inputs);
+        };
+        let outcome = place
+            .gate_inputs(&invocation, inputs)
+            .and_then(|inputs| forward(&self.module, inputs))
+            .and_then(|outputs| place.gate_outputs(&invocation, outputs));
+        let left = place.units.leave_forward(place.number);
+        let outputs = outcome?;
+        left?;
+        Ok(outputs)
     }
 
     /// Returns the part itself. Its sharded parameters are not there: use it for what needs none.
     pub fn module(&self) -> &M {
         &self.module
     }
+}
 
-    fn gated_inputs<I: Tensors>(
-        &self,
-        units: &Arc<Units>,
-        number: usize,
-        invocation: &Arc<Invocation>,
-        inputs: I,
-    ) -> Result<I> {
-        if !units.awaits_inputs(number) {
+impl Place {
+    fn gate_inputs<I: Tensors>(&self, invocation: &Arc<Invocation>, inputs: I) -> Result<I> {
+        if !self.units.awaits_inputs(self.number) {
             return Ok(inputs);
         }
         inputs.map(&mut |input| {
-            if !input.track_op() {
+            if !has_gradient(&input) {
                 return Ok(input);
             }
             invocation.expect_input();
             input.contiguous()?.apply_op1(InputGate {
-                units: Arc::clone(units),
-                unit: number,
+                units: Arc::clone(&self.units),
+                unit: self.number,
                 invocation: Arc::clone(invocation),
             })
         })
     }
+
+    /// Gates a unit's results while its parameters are there: a result may be a parameter, or a view of one, and must be
+    /// copied before it goes.
+    fn gate_outputs<O: Tensors>(&self, invocation: &Arc<Invocation>, outputs: O) -> Result<O> {
+        outputs.map(&mut |output| {
+            if has_gradient(&output) {
+                return output.contiguous()?.apply_op1(OutputGate {
+                    units: Arc::clone(&self.units),
+                    unit: self.number,
+                    invocation: Arc::clone(invocation),
+                });
+            }
+            if self.units.holds(self.number, &output) {
+                return output.force_contiguous();
+            }
+            Ok(output)
+        })
+    }
+}
+
+/// Says whether a backward goes through a tensor; candle also records integers, but never differentiates them.
+fn has_gradient(tensor: &Tensor) -> bool {
+    tensor.dtype().is_float() && tensor.track_op()
 }
 
 impl<M: Module> Module for Unit<M> {

@@ -18,8 +18,10 @@ pub struct UnitCandidate<'a> {
 /// The rule must be the same function on all ranks.
 #[derive(Clone, Default)]
 pub struct UnitPolicy {
-    rule: Option<Arc<dyn Fn(&UnitCandidate<'_>) -> bool + Send + Sync>>,
+    rule: Option<Rule>,
 }
+
+type Rule = Arc<dyn Fn(&UnitCandidate<'_>) -> bool + Send + Sync>;
 
 impl UnitPolicy {
     /// Chooses every part.

@@ -10,7 +10,8 @@
 //!   differentiated. The unit's shards are given up when the gradients of all its trained parameters have come
 //!   ([`Units::gradient_came`]): candle delivers a gradient after all nodes that use the parameter, so no node needs one
 //!   any more. Frozen parameters have no gradient to wait for; a unit that has sharded ones also waits until the gradients
-//!   of its inputs are complete ([`Units::input_done`]).
+//!   of its inputs are complete ([`Units::input_done`]), and for the trained parameters of units within it, through which
+//!   gradients may pass that no input has part in.
 //! - A shard that nobody uses is released, unless the [`Trace`] says that the same unit's backward comes next, as it does
 //!   for the last unit.
 //! - Whatever is left at the end of a backward ([`Units::end_backward`]), or before values change
@@ -19,12 +20,13 @@
 //! While a trace is known, gathers of the units that come next run ahead, within the limits of
 //! [`Gathering`](crate::Gathering). Ranks whose models run alike start the same gathers in the same order.
 
-use crate::parameters::{Parameters, UnitOfParameters};
+use crate::parameters::{Home, Parameters};
 use crate::shard::{DiskShares, Shard};
 use crate::trace::{Event, Pass, Trace};
 use crate::{DiskOptions, DiskValues, Error, Gathering, Result, Tier};
+use candle_core::{DType, Tensor};
 use sconce_collectives::{Communicator, Pending};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The units of one model on one rank.
@@ -35,6 +37,8 @@ pub(crate) struct Units {
     disk: Option<DiskOptions>,
     parameters: Arc<Parameters>,
     state: Mutex<State>,
+    /// Set when a loss has been reported that is no number.
+    has_warned: AtomicBool,
 }
 
 /// One run of a unit whose inputs' gradients are waited for.
@@ -75,7 +79,8 @@ pub(crate) struct Live {
 #[derive(Debug)]
 struct Unit {
     shards: Vec<usize>,
-    trained: usize,
+    /// Parameters whose gradients a backward waits for.
+    awaited: usize,
     /// Set while its backward is under way.
     backward: Option<Backward>,
 }
@@ -113,6 +118,7 @@ impl Units {
             disk,
             parameters,
             state: Mutex::default(),
+            has_warned: AtomicBool::new(false),
         }
     }
 
@@ -125,14 +131,25 @@ impl Units {
         self.ready().map(drop)
     }
 
-    /// Makes a unit's parameters present for its forward.
-    pub(crate) fn enter_forward(&self, unit: usize) -> Result<()> {
+    /// Makes a unit's parameters present for its forward; `None` if none is sharded, so that nothing is to be done.
+    pub(crate) fn enter_forward(&self, unit: usize) -> Result<Option<Arc<Invocation>>> {
+        if !self.parameters.has_shards() {
+            return Ok(None);
+        }
         let mut state = self.ready()?;
         if state.units[unit].shards.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         state.use_shards(unit);
-        self.run(&mut state, unit, Pass::Forward)
+        self.run(&mut state, unit, Pass::Forward)?;
+        Ok(Some(Arc::default()))
+    }
+
+    /// Says whether a tensor is a sharded parameter of a unit, or a view of one.
+    pub(crate) fn holds(&self, unit: usize, tensor: &Tensor) -> bool {
+        let state = self.lock();
+        let shards = &state.units[unit].shards;
+        shards.iter().any(|shard| state.shards[*shard].shard.holds(tensor))
     }
 
     /// Gives a unit's parameters up after its forward.
@@ -154,15 +171,12 @@ impl Units {
     pub(crate) fn enter_backward(&self, unit: usize, invocation: &Arc<Invocation>) -> Result<()> {
         let mut state = self.lock();
         let state = &mut *state;
-        if state.units[unit].shards.is_empty() {
-            return Ok(());
-        }
         if let Some(backward) = &mut state.units[unit].backward {
             backward.invocations.push(Arc::clone(invocation));
             return Ok(());
         }
         state.units[unit].backward = Some(Backward {
-            gradients_to_come: state.units[unit].trained,
+            gradients_to_come: state.units[unit].awaited,
             invocations: vec![Arc::clone(invocation)],
         });
         state.use_shards(unit);
@@ -204,7 +218,7 @@ impl Units {
         if state.shards.iter().any(|presence| presence.users > 0) {
             return Err(Error::Order {
                 what: "a change of sharded parameters while a unit computes with them",
-                hint: "call step and load outside of the model's forward",
+                hint: "call step, edit and load outside of the model's forward, and of a scope for reading",
             });
         }
         state.release_unused()
@@ -213,19 +227,15 @@ impl Units {
     /// Runs `work` while the shards of some parameters are present; called by all ranks.
     pub(crate) fn with_present<R>(&self, parameters: &[usize], work: impl FnOnce() -> Result<R>) -> Result<R> {
         let all = self.parameters.all();
-        let mut numbers = Vec::new();
+        let sharded = |number: &usize| matches!(all[*number].home, Home::Shard { .. });
+        if !parameters.iter().any(sharded) {
+            return work();
+        }
+        let numbers;
         {
             let mut state = self.ready()?;
             let state = &mut *state;
-            for number in parameters {
-                if let crate::parameters::Home::Shard { shard, .. } = &all[*number].home {
-                    let position = state
-                        .shards
-                        .iter()
-                        .position(|presence| Arc::ptr_eq(&presence.shard, shard));
-                    numbers.extend(position.filter(|position| !numbers.contains(position)));
-                }
-            }
+            numbers = state.shards_of(parameters.iter().map(|number| &all[*number].home));
             state.trace.interrupt();
             numbers.iter().for_each(|shard| state.shards[*shard].users += 1);
             numbers.iter().for_each(|shard| self.start(state, *shard));
@@ -236,6 +246,21 @@ impl Units {
         numbers.iter().for_each(|shard| state.shards[*shard].users -= 1);
         state.release_unused()?;
         outcome
+    }
+
+    /// Says once, if parameters are sharded, what a loss that is no number may come from.
+    pub(crate) fn explain_loss(&self, loss: &Tensor) {
+        if !self.parameters.has_shards() || self.has_warned.load(Relaxed) {
+            return;
+        }
+        let value = loss.detach().to_dtype(DType::F32).and_then(|loss| loss.sum_all());
+        let value = value.and_then(|loss| loss.to_scalar::<f32>());
+        if value.is_ok_and(|value| !value.is_finite()) && !self.has_warned.swap(true, Relaxed) {
+            tracing::warn!(
+                "the loss is not finite; if it is with whole parameters, a sharded parameter is used outside of its \
+                 unit's forward, where it is not a number"
+            );
+        }
     }
 
     /// Returns the bytes of shares on disk, and of the memory that they and the file's window pass through.
@@ -264,11 +289,15 @@ impl Units {
 
     /// Starts gathers of the units expected next, as far as the limits allow.
     fn start_ahead(&self, state: &mut State) {
-        let mut ahead = 0;
+        let (mut ahead, mut counted) = (0, Vec::new());
         for position in 0..state.trace.ahead().len() {
             let unit = state.trace.ahead()[position].unit;
             for shard in state.units[unit].shards.clone() {
                 let presence = &state.shards[shard];
+                // The unit at hand is not ahead, and what several units use is gathered once.
+                if presence.users > 0 || counted.contains(&shard) {
+                    continue;
+                }
                 let elements = presence.shard.gathered_elements();
                 match presence.state {
                     Whereabouts::Present => continue,
@@ -284,6 +313,7 @@ impl Units {
                     }
                 }
                 ahead += elements;
+                counted.push(shard);
             }
         }
     }
@@ -306,45 +336,26 @@ impl Units {
         live.peak_bytes = live.peak_bytes.max(live.bytes);
     }
 
-    /// Returns the state after making sure that the model is complete and its shards can be reached.
+    /// Returns the state after making sure that the model is complete, its shards can be reached and its units are known.
     fn ready(&self) -> Result<MutexGuard<'_, State>> {
         let mut state = self.lock();
-        if state.is_ready {
-            return Ok(state);
+        if !state.is_ready {
+            self.parameters.seal()?;
+            let (_, shards) = self.parameters.units();
+            state.disk = self.place(&shards)?;
+            let absent = |shard| Presence {
+                shard,
+                users: 0,
+                state: Whereabouts::Absent,
+            };
+            state.shards = shards.into_iter().map(absent).collect();
+            state.is_ready = true;
         }
-        self.parameters.seal();
-        let parameters = self.parameters.all();
-        let (units, shards) = self.parameters.units();
-        state.disk = self.place(&shards)?;
-        state.units_of = vec![Vec::new(); parameters.len()];
-        for (number, unit) in units.iter().enumerate() {
-            for parameter in &unit.parameters {
-                state.units_of[*parameter].push(number);
-            }
+        // Units may still be built from the parameters there are.
+        if state.units.len() < self.parameters.unit_count() {
+            self.parameters.seal()?;
+            state.add_units(&self.parameters);
         }
-        let of_unit = |unit: &UnitOfParameters| {
-            let mut own = Vec::new();
-            for parameter in &unit.parameters {
-                if let crate::parameters::Home::Shard { shard, .. } = &parameters[*parameter].home {
-                    let position = shards.iter().position(|other| Arc::ptr_eq(other, shard));
-                    own.extend(position.filter(|position| !own.contains(position)));
-                }
-            }
-            let is_trained = |parameter: &&usize| parameters[**parameter].is_trained;
-            Unit {
-                shards: own,
-                trained: unit.parameters.iter().filter(is_trained).count(),
-                backward: None,
-            }
-        };
-        state.units = units.iter().map(of_unit).collect();
-        let absent = |shard| Presence {
-            shard,
-            users: 0,
-            state: Whereabouts::Absent,
-        };
-        state.shards = shards.into_iter().map(absent).collect();
-        state.is_ready = true;
         Ok(state)
     }
 
@@ -379,6 +390,49 @@ impl Units {
 }
 
 impl State {
+    /// Takes the units in that have been built since the last call.
+    fn add_units(&mut self, parameters: &Parameters) {
+        let all = parameters.all();
+        let (units, _) = parameters.units();
+        self.units_of.resize(all.len(), Vec::new());
+        for number in self.units.len()..units.len() {
+            let shards = self.shards_of(units[number].parameters.iter().map(|number| &all[*number].home));
+            let is_frozen = |shard: &usize| !self.shards[*shard].shard.is_trained();
+            let mut awaited = units[number].parameters.clone();
+            if shards.iter().any(is_frozen) {
+                let lies_within = |unit: &usize| {
+                    std::iter::successors(units[*unit].outer, |unit| units[*unit].outer).any(|outer| outer == number)
+                };
+                let inner = (number + 1..units.len()).filter(lies_within);
+                awaited.extend(inner.flat_map(|unit| &units[unit].parameters));
+            }
+            awaited.retain(|parameter| all[*parameter].is_trained);
+            awaited.sort_unstable();
+            awaited.dedup();
+            awaited
+                .iter()
+                .for_each(|parameter| self.units_of[*parameter].push(number));
+            self.units.push(Unit {
+                shards,
+                awaited: awaited.len(),
+                backward: None,
+            });
+        }
+    }
+
+    /// Returns the numbers of the shards in which parameters live.
+    fn shards_of<'a>(&self, homes: impl Iterator<Item = &'a Home>) -> Vec<usize> {
+        let mut numbers = Vec::new();
+        for home in homes {
+            if let Home::Shard { shard, .. } = home {
+                let is_it = |presence: &Presence| Arc::ptr_eq(&presence.shard, shard);
+                let number = self.shards.iter().position(is_it);
+                numbers.extend(number.filter(|number| !numbers.contains(number)));
+            }
+        }
+        numbers
+    }
+
     fn use_shards(&mut self, unit: usize) {
         for shard in &self.units[unit].shards {
             self.shards[*shard].users += 1;
@@ -440,9 +494,23 @@ impl State {
         if let Whereabouts::UnderWay(_) = presence.state {
             let state = std::mem::replace(&mut presence.state, Whereabouts::Present);
             if let Whereabouts::UnderWay(pending) = state {
-                pending.wait()??;
+                let outcome = pending.wait().map_err(Error::from).flatten();
+                outcome.map_err(|error| self.with_names(error))?;
             }
         }
         Ok(())
+    }
+
+    /// Writes units' names for the labels of their gathers.
+    fn with_names(&self, error: Error) -> Error {
+        let Error::Collectives(source @ sconce_collectives::Error::Mismatch { .. }) = error else {
+            return error;
+        };
+        let mut calls = source.to_string();
+        for Presence { shard, .. } in &self.shards {
+            let label = format!("with {}", shard.written_label());
+            calls = calls.replace(&label, &format!("for unit {:?}", shard.unit()));
+        }
+        Error::UnitOrder { calls, source }
     }
 }

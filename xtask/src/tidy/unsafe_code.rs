@@ -41,6 +41,7 @@ const MODULES: &[(&str, &str)] = &[
     ),
     ("crates/core/src/nn/matrix_product.rs", "gemm takes pointers"),
     ("crates/zero/src/optimizer/prefetch.rs", "prefetches take pointers"),
+    ("crates/zero/src/release.rs", "pages are given back by address"),
     ("crates/zero/src/weights/mapped_file.rs", "mapping of weight files"),
 ];
 

@@ -41,6 +41,7 @@ use crate::Optimizer;
 use crate::accumulation::Accumulation;
 use crate::optimizer::LearningRate;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// A learning rate as a function of the optimizer step.
 pub trait Schedule: std::fmt::Debug {
@@ -61,6 +62,7 @@ pub struct Scheduler<S> {
     steps: u64,
     learning_rate: Arc<LearningRate>,
     accumulation: Arc<Accumulation>,
+    step_was_skipped: Arc<AtomicBool>,
 }
 
 impl<S: Schedule> Scheduler<S> {
@@ -71,17 +73,19 @@ impl<S: Schedule> Scheduler<S> {
             steps: 0,
             learning_rate: optimizer.shared_learning_rate(),
             accumulation: optimizer.shared_accumulation(),
+            step_was_skipped: optimizer.shared_skip(),
         };
         scheduler.apply();
         scheduler
     }
 
-    /// Goes on to the next optimizer step; does nothing inside an accumulation window.
+    /// Goes on to the next optimizer step; does nothing inside an accumulation window, and after a step that was skipped
+    /// because gradients overflowed.
     ///
     /// # Errors
     /// None in this version.
     pub fn step(&mut self) -> crate::Result<()> {
-        if self.accumulation.synchronises() {
+        if self.accumulation.synchronises() && !self.step_was_skipped.load(Relaxed) {
             self.steps += 1;
             self.apply();
         }

@@ -8,6 +8,7 @@ mod loading;
 mod run_settings;
 mod schedules;
 mod settings;
+mod skipping;
 mod tensors;
 mod training;
 

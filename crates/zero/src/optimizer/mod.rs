@@ -4,6 +4,7 @@ mod adagrad;
 mod adam;
 mod adamw;
 mod elements;
+mod groups;
 mod instruction_sets;
 mod lion;
 mod moments;
@@ -16,6 +17,8 @@ mod values;
 pub use adagrad::Adagrad;
 pub use adam::Adam;
 pub use adamw::AdamW;
+pub use groups::{ParameterGroup, ParameterGroups};
+pub(crate) use groups::{assign, rules_at, warn_of_empty};
 pub use lion::Lion;
 pub use sgd::Sgd;
 pub use values::{Gradient, HalfMut, Values};
@@ -45,6 +48,12 @@ pub trait OptimizerRule: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// [`Error::Setting`](crate::Error::Setting) naming the setting, its value and the allowed range.
     fn check(&self) -> Result<()>;
+
+    /// Returns the sets of parameters that have rules of their own, in order of precedence: none but for
+    /// [`ParameterGroups`].
+    fn groups(&self) -> &[ParameterGroup] {
+        &[]
+    }
 
     /// Updates a piece of a parameter. All slices have one length.
     fn update(&self, update: &Update, parameter: &mut [f32], gradient: &[f32], state: StateSlices<'_>);

@@ -4,23 +4,23 @@ use sconce_zero::{BackoffScaling, Error, HysteresisScaling, LossScaleState, Loss
 use serde_json::Value;
 use std::path::Path;
 
-fn cases(peer: &str) -> Vec<Value> {
+pub(super) fn cases(peer: &str) -> Vec<Value> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/schedules/loss_scale.json");
     let cases: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
     cases[peer].as_array().unwrap().clone()
 }
 
-fn overflows(case: &Value) -> Vec<bool> {
+pub(super) fn overflows(case: &Value) -> Vec<bool> {
     let flags = case["overflow"].as_array().unwrap().iter();
     flags.map(|flag| flag.as_u64() == Some(1)).collect()
 }
 
-fn numbers(case: &Value, name: &str) -> Vec<f64> {
+pub(super) fn numbers(case: &Value, name: &str) -> Vec<f64> {
     let values = case[name].as_array().unwrap().iter();
     values.map(|value| value.as_f64().unwrap()).collect()
 }
 
-fn deepspeed(case: &Value) -> LossScaling {
+pub(super) fn deepspeed(case: &Value) -> LossScaling {
     let arguments = &case["args"];
     LossScaling::Hysteresis(HysteresisScaling {
         initial_scale: arguments["init_scale"].as_f64().unwrap(),
@@ -32,7 +32,7 @@ fn deepspeed(case: &Value) -> LossScaling {
     })
 }
 
-fn torch(case: &Value) -> LossScaling {
+pub(super) fn torch(case: &Value) -> LossScaling {
     let arguments = &case["args"];
     let default = BackoffScaling::default();
     let number = |name: &str, default| arguments[name].as_f64().unwrap_or(default);

@@ -1,19 +1,45 @@
 //! Training through the engine, compared with plain candle variables, PyTorch traces and closed forms.
 //!
 //! Worlds are threads over shared memory; a test's rule is a function of one rank.
+//!
+//! What sharded training must keep true, and where it is tested:
+//!
+//! | invariant | tests |
+//! | --- | --- |
+//! | the bits of data parallelism, and of plain variables on one rank, whatever is sharded | `oracle`, `zero_stages`, `precision`; models cut into units: `units`, `frozen`, `interleaving` |
+//! | ranks hold the same bits after every step | `oracle`, `zero_stages`, `agreement`; `scopes` after edits |
+//! | padding and fresh memory have no part in anything | `padding`, `shard` |
+//! | norms are those of the whole gradient, over every element once | `clipping`, `zero_stages`, `padding` |
+//! | micro-batches add up to one batch; what is reduced when | `accumulation`, `zero_stages`, `interleaving` |
+//! | all ranks run one schedule of operations, or get an error soon | `agreement`, `unit_misuse` |
+//! | elements moved and bytes held are the formula's | `zero_stages`, `gathering`; the process's memory: `sharded_memory` |
+//! | gathers run ahead by a trace, within limits; nothing stays after a step | `gathering`, `interleaving`, `trace` |
+//! | ranks with fewer inputs than others | not here: every rank gets as many batches from the data loader |
 
 mod accumulation;
 mod agreement;
+mod candle_optimizers;
 mod clipping;
 mod depth;
 mod disk;
+mod frozen;
+mod gathering;
+mod interleaving;
 mod loss_scale;
+mod loss_scaling;
 mod misuse;
 mod offload;
 mod optimizer_precision;
 mod optimizers;
 mod oracle;
+mod padding;
+mod parameter_groups;
+mod parity;
 mod precision;
+mod scopes;
+mod skipped_steps;
+mod unit_misuse;
+mod units;
 mod unused;
 mod weight_files;
 mod zero_stages;

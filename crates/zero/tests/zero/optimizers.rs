@@ -9,23 +9,23 @@ use serde_json::Value;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-const SHAPES: [(&str, &[usize]); 3] = [("w", &[7, 5]), ("b", &[13]), ("x", &[3, 2, 4])];
-const STEPS: usize = 50;
-const KEPT: [usize; 6] = [1, 2, 3, 10, 25, 50];
-const TOLERANCE: f64 = 1e-5;
+pub(super) const SHAPES: [(&str, &[usize]); 3] = [("w", &[7, 5]), ("b", &[13]), ("x", &[3, 2, 4])];
+pub(super) const STEPS: usize = 50;
+pub(super) const KEPT: [usize; 6] = [1, 2, 3, 10, 25, 50];
+pub(super) const TOLERANCE: f64 = 1e-5;
 
-fn fixture(file: &str) -> PathBuf {
+pub(super) fn fixture(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures/optimizers")
         .join(file)
 }
 
-fn tensors(file: &str) -> HashMap<String, Tensor> {
+pub(super) fn tensors(file: &str) -> HashMap<String, Tensor> {
     candle_core::safetensors::load(fixture(file), &Device::Cpu).unwrap()
 }
 
 /// Returns all cases by name, as rules.
-fn cases() -> Vec<(String, Box<dyn OptimizerRule>)> {
+pub(super) fn cases() -> Vec<(String, Box<dyn OptimizerRule>)> {
     let cases: Value = serde_json::from_str(&std::fs::read_to_string(fixture("cases.json")).unwrap()).unwrap();
     let cases = cases["cases"].as_array().unwrap().iter();
     cases
@@ -98,7 +98,7 @@ fn rule(case: &Value) -> Box<dyn OptimizerRule> {
     }
 }
 
-fn trace(traces: &HashMap<String, Tensor>, case: &str, name: &str, step: usize) -> Vec<f64> {
+pub(super) fn trace(traces: &HashMap<String, Tensor>, case: &str, name: &str, step: usize) -> Vec<f64> {
     traces[&format!("{case}.{name}.s{step}")]
         .flatten_all()
         .unwrap()

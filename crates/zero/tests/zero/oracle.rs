@@ -90,8 +90,8 @@ pub(crate) fn model_of_dtype(engine: &Engine, dtype: DType) -> Model {
     Model::new(vb.unwrap())
 }
 
-/// Trains variables with candle's own backward on whole batches.
-fn train_plain() -> Trace {
+/// Makes the model of plain candle variables, by name, with the values that [`new_model`] has.
+pub(crate) fn plain_model() -> (Vec<(String, Var)>, Model) {
     let source = engine(&sconce_collectives::single(), EngineOptions::default());
     new_model(&source);
     let variables: Vec<(String, Var)> = source
@@ -105,6 +105,12 @@ fn train_plain() -> Trace {
         .map(|(name, var)| (name.clone(), var.as_tensor().clone()))
         .collect();
     let model = Model::new(VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu));
+    (variables, model)
+}
+
+/// Trains variables with candle's own backward on whole batches.
+fn train_plain() -> Trace {
+    let (variables, model) = plain_model();
     let mut trace = Trace {
         losses: Vec::new(),
         norms: Vec::new(),
