@@ -3,6 +3,7 @@
 mod accumulating;
 mod configured;
 mod deepspeed;
+mod fully_sharded;
 mod learning_rates;
 mod loading;
 mod run_settings;
