@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::deepspeed::{DeepSpeedArguments, Flag};
+use super::deepspeed::DeepSpeedArguments;
+use super::fully_sharded::FullyShardedArguments;
+use super::settings::Flag;
 use crate::command_error::CommandError;
 use sconce_core::environment as variable;
 
@@ -105,6 +107,9 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     pub(super) deepspeed: DeepSpeedArguments,
 
+    #[command(flatten)]
+    pub(super) fully_sharded: FullyShardedArguments,
+
     /// Set ACCELERATE_DEBUG_MODE, for programs that read it; Sconce always checks that collectives agree
     #[arg(long, help_heading = "Training")]
     pub(super) debug: bool,
@@ -194,13 +199,15 @@ impl fmt::Display for CargoTargetKind {
 }
 
 impl Arguments {
-    /// Returns the variables that tell the ranks what the run is.
-    pub(super) fn settings_variables(&self) -> Vec<(&'static str, String)> {
+    /// Returns the variables that tell the ranks what the run is, beside those that they inherit.
+    pub(super) fn settings_variables(&self, inherited: impl Fn(&str) -> Option<String>) -> Vec<(&'static str, String)> {
         let training = self.training_flags();
         let training = training
             .into_iter()
             .filter_map(|flag| Some((flag.variable, flag.value?)));
-        training.chain(self.deepspeed.variables()).collect()
+        let sharding = self.deepspeed.variables().into_iter();
+        let sharding = sharding.chain(self.fully_sharded.variables(inherited));
+        training.chain(sharding).collect()
     }
 
     /// Returns those of these flags that a DeepSpeed configuration may decide too.

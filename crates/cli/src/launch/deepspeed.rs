@@ -1,18 +1,12 @@
-//! The flags of sharding, in Accelerate's spelling, and what is checked of them before anything starts.
-//!
-//! What the ranks will read is made from the flags and resolved here first, by the same code: so a wrong combination or a
-//! bad configuration file is one message of the launcher's, not one per rank.
+//! The flags of sharding as DeepSpeed does it, in Accelerate's spelling.
 
-use std::fmt::{self, Write};
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
-use sconce_core::deepspeed::DeepSpeedConfig;
 use sconce_core::environment as variable;
-use sconce_core::{AcceleratorBuilder, Error, RunSettings};
 
-use super::arguments::Arguments;
-use crate::command_error::CommandError;
+use super::settings::Flag;
 
 /// How training state is sharded.
 #[derive(Debug, Args)]
@@ -24,7 +18,7 @@ pub(crate) struct DeepSpeedArguments {
 
     /// DeepSpeed configuration (JSON); what it decides takes no flag, and what it leaves "auto" may
     #[arg(long = "deepspeed_config_file", alias = "deepspeed-config-file", value_name = "FILE")]
-    deepspeed_config_file: Option<PathBuf>,
+    pub(super) deepspeed_config_file: Option<PathBuf>,
 
     /// ZeRO stage: 0 nothing is sharded, 1 optimizer state, 2 gradients too, 3 parameters too [default: 2]
     #[arg(
@@ -103,15 +97,6 @@ impl fmt::Display for OffloadDevice {
     }
 }
 
-/// A flag that the ranks read as a variable.
-pub(super) struct Flag {
-    pub(super) name: &'static str,
-    pub(super) variable: &'static str,
-    pub(super) value: Option<String>,
-    /// The keys in a configuration that decide the same.
-    pub(super) keys: &'static [&'static str],
-}
-
 impl DeepSpeedArguments {
     /// Returns the variables that tell the ranks of these flags.
     pub(super) fn variables(&self) -> Vec<(&'static str, String)> {
@@ -125,7 +110,8 @@ impl DeepSpeedArguments {
         used.into_iter().chain(given).collect()
     }
 
-    fn flags(&self) -> Vec<Flag> {
+    /// Returns the flags.
+    pub(super) fn flags(&self) -> Vec<Flag> {
         let text = |value: &Option<String>| value.clone();
         let file = self.deepspeed_config_file.as_ref();
         let flag = |name, variable, value, keys| Flag {
@@ -195,89 +181,4 @@ impl DeepSpeedArguments {
 
 fn shown(value: Option<impl fmt::Display>) -> Option<String> {
     value.map(|value| value.to_string())
-}
-
-/// Checks what the flags, and the variables that the ranks inherit (`inherited`), ask for together.
-///
-/// Returns what the user should know of the configuration file, as one message.
-///
-/// # Errors
-/// Flags without effect, a configuration that cannot be used, a combination that cannot be.
-pub(super) fn check(
-    arguments: &Arguments,
-    inherited: impl Fn(&str) -> Option<String>,
-) -> Result<Option<String>, CommandError> {
-    let flags = arguments.deepspeed.flags();
-    if !arguments.deepspeed.use_deepspeed {
-        let idle = Vec::from_iter(flags.iter().filter(|flag| flag.value.is_some()).map(|flag| flag.name));
-        return match idle.as_slice() {
-            [] => Ok(None),
-            [one] => Err(CommandError::usage(format!("{one} needs --use_deepspeed"))),
-            several => Err(CommandError::usage(format!(
-                "{} need --use_deepspeed",
-                several.join(", ")
-            ))),
-        };
-    }
-    let all = flags.into_iter().chain(arguments.training_flags());
-    let given = Vec::from_iter(all.filter(|flag| flag.value.is_some()));
-    let of_flags = arguments.settings_variables();
-    let lookup = |name: &str| {
-        let of_flag = of_flags.iter().find(|(variable, _)| *variable == name);
-        of_flag.map(|(_, value)| value.clone()).or_else(|| inherited(name))
-    };
-    if let Some(file) = &arguments.deepspeed.deepspeed_config_file {
-        let config = DeepSpeedConfig::read(file, Default::default()).map_err(CommandError::usage)?;
-        refuse_what_is_decided(&given, &config)?;
-    }
-    let settings = AcceleratorBuilder::default()
-        .settings(arguments.num_processes, lookup)
-        .map_err(|error| CommandError::usage(in_flags(&error, &given)))?;
-    if let Some(folder) = settings.disk.as_ref().map(|disk| &disk.folder)
-        && !folder.is_dir()
-    {
-        let error = CommandError::usage(format!("there is no folder {} for state on nvme", folder.display()));
-        return Err(error.hint("make it on a local disk, or name another"));
-    }
-    Ok(warning(&settings))
-}
-
-/// Accelerate's rule: a flag and a file must not say the same thing twice.
-fn refuse_what_is_decided(given: &[Flag], config: &DeepSpeedConfig) -> Result<(), CommandError> {
-    let decided = Vec::from_iter(given.iter().filter_map(|flag| {
-        let key = flag.keys.iter().find(|key| config.states(key))?;
-        Some(format!("{} (`{key}`)", flag.name))
-    }));
-    if decided.is_empty() {
-        return Ok(());
-    }
-    let file = config.file();
-    let error = CommandError::usage(format!("{file} decides already: {}", decided.join(", ")));
-    Err(error.hint("leave these flags out, or write \"auto\" in the file for what flags are to decide"))
-}
-
-/// The message of an error in the settings; what a flag has set has the flag's name.
-fn in_flags(error: &Error, given: &[Flag]) -> String {
-    if let Error::Setting {
-        setting,
-        value,
-        expected,
-    } = error
-        && let Some(flag) = given.iter().find(|flag| flag.variable == *setting)
-    {
-        return format!("{} {value}: {expected}", flag.name);
-    }
-    error.to_string()
-}
-
-fn warning(settings: &RunSettings) -> Option<String> {
-    let config = settings
-        .deepspeed
-        .as_ref()
-        .filter(|config| !config.warnings().is_empty())?;
-    let mut message = format!("warning: {}\n", config.file());
-    for warning in config.warnings() {
-        let _ = writeln!(message, "  {warning}");
-    }
-    Some(message)
 }

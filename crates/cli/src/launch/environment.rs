@@ -74,7 +74,10 @@ impl Environment {
         if arguments.debug {
             set.push(("ACCELERATE_DEBUG_MODE", "true".to_owned()));
         }
-        set.extend(arguments.settings_variables());
+        set.extend(arguments.settings_variables(|name| {
+            let found = inherited.iter().find(|(of, _)| of == name);
+            found.map(|(_, value)| value.to_string_lossy().into_owned())
+        }));
 
         let remove = inherited
             .into_iter()

@@ -1,6 +1,7 @@
 //! `sconce launch`: starts a program once per rank on this host, and supervises the ranks.
 //!
-//! In reading order: the flags ([`arguments`], [`deepspeed`]); the executable, built ([`build`]) or found ([`program`]); what the
+//! In reading order: the flags ([`arguments`], [`deepspeed`], [`fully_sharded`]) and what they ask for together
+//! ([`settings`]); the executable, built ([`build`]) or found ([`program`]); what the
 //! ranks are told ([`environment`], [`main_process`], [`rendezvous`]); each rank as a process ([`rank_process`],
 //! [`parent_death`]); their output ([`output`]); and watching them ([`mod@supervise`], [`stop_signals`], [`failure`]).
 
@@ -10,6 +11,7 @@ mod console;
 mod deepspeed;
 mod environment;
 mod failure;
+mod fully_sharded;
 mod line_splitter;
 mod main_process;
 mod output;
@@ -17,6 +19,7 @@ mod parent_death;
 mod program;
 mod rank_process;
 mod rendezvous;
+mod settings;
 mod stop_signals;
 mod supervise;
 
@@ -47,7 +50,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
     stop_signals::keep_ended_children()
         .map_err(|reason| CommandError::failure(format!("cannot catch SIGCHLD: {reason}")))?;
     let (target, program_arguments) = arguments.target()?;
-    let warning = deepspeed::check(arguments, |name| std::env::var(name).ok())?;
+    let warning = settings::check(arguments, |name| std::env::var(name).ok())?;
     let main_process = MainProcess::choose(arguments.main_process_ip.as_deref(), arguments.main_process_port)?;
     let (executable, name) = match target {
         Target::Program(name) => (program::find(&name, std::env::var_os("PATH"))?, name),

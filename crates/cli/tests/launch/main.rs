@@ -2,6 +2,7 @@
 
 mod command_line;
 mod environment;
+mod fully_sharded;
 mod output;
 mod sharding;
 mod stopping;
@@ -64,7 +65,8 @@ fn launcher() -> Command {
         .arg("launch")
         .env_remove("RAYON_NUM_THREADS")
         .env_remove("OMP_NUM_THREADS");
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ACCELERATE_")) {
+    let of_settings = |name: &str| name.starts_with("ACCELERATE_") || name.starts_with("FSDP_");
+    for (name, _) in std::env::vars().filter(|(name, _)| of_settings(name)) {
         command.env_remove(name);
     }
     command

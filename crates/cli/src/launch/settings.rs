@@ -1,0 +1,135 @@
+//! What the flags ask for together, checked before anything starts.
+//!
+//! What the ranks will read is made from the flags and resolved here first, by the same code: so a wrong combination or a
+//! bad configuration file is one message of the launcher's, not one per rank.
+
+use std::fmt::Write;
+
+use sconce_core::deepspeed::DeepSpeedConfig;
+use sconce_core::{AcceleratorBuilder, Error, RunSettings};
+
+use super::arguments::Arguments;
+use crate::command_error::CommandError;
+
+/// A flag that the ranks read as a variable.
+pub(super) struct Flag {
+    pub(super) name: &'static str,
+    pub(super) variable: &'static str,
+    pub(super) value: Option<String>,
+    /// The keys in a DeepSpeed configuration that decide the same.
+    pub(super) keys: &'static [&'static str],
+}
+
+/// Checks what the flags, and the variables that the ranks inherit (`inherited`), ask for together.
+///
+/// Returns what the user should know of what is accepted and has no effect, as one message.
+///
+/// # Errors
+/// Flags without effect, a configuration that cannot be used, a combination that cannot be.
+pub(super) fn check(
+    arguments: &Arguments,
+    inherited: impl Fn(&str) -> Option<String>,
+) -> Result<Option<String>, CommandError> {
+    let (deepspeed, fully_sharded) = (&arguments.deepspeed, &arguments.fully_sharded);
+    if deepspeed.use_deepspeed && fully_sharded.use_fsdp {
+        let error = CommandError::usage("--use_deepspeed and --use_fsdp exclude each other");
+        return Err(error.hint("training state is sharded as one of them says; leave the other out"));
+    }
+    refuse_idle(deepspeed.use_deepspeed, &deepspeed.flags(), "--use_deepspeed")?;
+    refuse_idle(fully_sharded.use_fsdp, &fully_sharded.flags(), "--use_fsdp")?;
+    if !deepspeed.use_deepspeed && !fully_sharded.use_fsdp {
+        return Ok(None);
+    }
+    fully_sharded.check(&inherited)?;
+    let flags = deepspeed.flags().into_iter().chain(fully_sharded.flags());
+    let given = flags
+        .chain(arguments.training_flags())
+        .filter(|flag| flag.value.is_some());
+    let given = Vec::from_iter(given);
+    let of_flags = arguments.settings_variables(&inherited);
+    let lookup = |name: &str| {
+        let of_flag = of_flags.iter().find(|(variable, _)| *variable == name);
+        of_flag.map(|(_, value)| value.clone()).or_else(|| inherited(name))
+    };
+    if let Some(file) = &arguments.deepspeed.deepspeed_config_file {
+        let config = DeepSpeedConfig::read(file, Default::default()).map_err(CommandError::usage)?;
+        refuse_what_is_decided(&given, &config)?;
+    }
+    let settings = AcceleratorBuilder::default()
+        .settings(arguments.num_processes, lookup)
+        .map_err(|error| CommandError::usage(in_flags(&error, &given)))?;
+    if let Some(folder) = settings.disk.as_ref().map(|disk| &disk.folder)
+        && !folder.is_dir()
+    {
+        let error = CommandError::usage(format!("there is no folder {} for state on nvme", folder.display()));
+        return Err(error.hint("make it on a local disk, or name another"));
+    }
+    Ok(warning(&settings))
+}
+
+/// Refuses flags that count only together with another, `switch`.
+fn refuse_idle(is_on: bool, flags: &[Flag], switch: &str) -> Result<(), CommandError> {
+    let idle = Vec::from_iter(flags.iter().filter(|flag| flag.value.is_some()).map(|flag| flag.name));
+    match idle.as_slice() {
+        _ if is_on => Ok(()),
+        [] => Ok(()),
+        [one] => Err(CommandError::usage(format!("{one} needs {switch}"))),
+        several => Err(CommandError::usage(format!("{} need {switch}", several.join(", ")))),
+    }
+}
+
+/// Accelerate's rule: a flag and a file must not say the same thing twice.
+fn refuse_what_is_decided(given: &[Flag], config: &DeepSpeedConfig) -> Result<(), CommandError> {
+    let decided = Vec::from_iter(given.iter().filter_map(|flag| {
+        let key = flag.keys.iter().find(|key| config.states(key))?;
+        Some(format!("{} (`{key}`)", flag.name))
+    }));
+    if decided.is_empty() {
+        return Ok(());
+    }
+    let file = config.file();
+    let error = CommandError::usage(format!("{file} decides already: {}", decided.join(", ")));
+    Err(error.hint("leave these flags out, or write \"auto\" in the file for what flags are to decide"))
+}
+
+/// The message of an error in the settings; what a flag has set has the flag's name.
+fn in_flags(error: &Error, given: &[Flag]) -> String {
+    let (setting, value, expected) = match error {
+        Error::Setting {
+            setting,
+            value,
+            expected,
+        } => ((*setting).to_owned(), value, expected),
+        Error::FullySharded(sconce_fsdp::Error::Setting {
+            setting,
+            value,
+            expected,
+        }) => (format!("FSDP_{}", setting.to_uppercase()), value, expected),
+        _ => return error.to_string(),
+    };
+    match given.iter().find(|flag| flag.variable == setting) {
+        Some(flag) => format!("{} {value}: {expected}", flag.name),
+        None => error.to_string(),
+    }
+}
+
+fn warning(settings: &RunSettings) -> Option<String> {
+    let mut message = String::new();
+    if let Some(config) = settings
+        .deepspeed
+        .as_ref()
+        .filter(|config| !config.warnings().is_empty())
+    {
+        let _ = writeln!(message, "warning: {}", config.file());
+        for warning in config.warnings() {
+            let _ = writeln!(message, "  {warning}");
+        }
+    }
+    if let Some(run) = settings.fully_sharded.as_ref().filter(|run| !run.notices().is_empty()) {
+        let _ = writeln!(message, "warning: FSDP");
+        for notice in run.notices() {
+            let _ = writeln!(message, "  {notice}");
+        }
+    }
+    (!message.is_empty()).then_some(message)
+}
