@@ -49,6 +49,40 @@ const STAGES: [&[&str]; 4] = [
     ],
 ];
 
+/// The launcher's flags for FSDP, beside `--use_fsdp`.
+const FSDP: [&[&str]; 5] = [
+    &["--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"],
+    &[
+        "--fsdp_version",
+        "2",
+        "--fsdp_reshard_after_forward",
+        "false",
+        "--fsdp_auto_wrap_policy",
+        "TRANSFORMER_BASED_WRAP",
+        "--fsdp_transformer_layer_cls_to_wrap",
+        "LlamaDecoderLayer",
+    ],
+    &[
+        "--fsdp_auto_wrap_policy",
+        "SIZE_BASED_WRAP",
+        "--fsdp_min_num_params",
+        "20000",
+        "--fsdp_backward_prefetch",
+        "BACKWARD_PRE",
+        "--fsdp_forward_prefetch",
+        "true",
+        "--fsdp_activation_checkpointing",
+        "true",
+    ],
+    &["--fsdp_sharding_strategy", "NO_SHARD"],
+    &[
+        "--fsdp_sharding_strategy",
+        "HYBRID_SHARD_ZERO2",
+        "--fsdp_offload_params",
+        "true",
+    ],
+];
+
 fn run(folder: &Path, ranks: usize, accumulation: usize, data: &Path, recipe: &[&str]) -> Trained {
     run_with(&[], folder, ranks, accumulation, data, recipe)
 }
@@ -244,4 +278,24 @@ fn zero_stages_give_the_bits_of_data_parallelism() {
         "final_ddp_ga2.safetensors",
         "ZeRO 2, accumulation 2",
     );
+}
+
+#[test]
+fn fsdp_gives_the_bits_of_data_parallelism() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("tokens.safetensors");
+    write_tokens(&data, &batches()["tokens"]);
+    let parallel = run(folder.path(), 2, 1, &data, HOT);
+    for flags in FSDP {
+        let flags = [&["--use_fsdp"], *flags].concat();
+        let sharded = run_with(&flags, folder.path(), 2, 1, &data, HOT);
+        assert!(sharded.bytes == parallel.bytes, "{flags:?}");
+        for key in ["loss", "grad_norm"] {
+            assert_eq!(
+                series(&sharded.metrics, key),
+                series(&parallel.metrics, key),
+                "{flags:?}, {key}"
+            );
+        }
+    }
 }

@@ -22,7 +22,7 @@ pub(super) struct Flag {
 
 /// Checks what the flags, and the variables that the ranks inherit (`inherited`), ask for together.
 ///
-/// Returns what the user should know of what is accepted and has no effect, as one message.
+/// Returns what the user should know of the configuration file, as one message.
 ///
 /// # Errors
 /// Flags without effect, a configuration that cannot be used, a combination that cannot be.
@@ -114,22 +114,13 @@ fn in_flags(error: &Error, given: &[Flag]) -> String {
 }
 
 fn warning(settings: &RunSettings) -> Option<String> {
-    let mut message = String::new();
-    if let Some(config) = settings
+    let config = settings
         .deepspeed
         .as_ref()
-        .filter(|config| !config.warnings().is_empty())
-    {
-        let _ = writeln!(message, "warning: {}", config.file());
-        for warning in config.warnings() {
-            let _ = writeln!(message, "  {warning}");
-        }
+        .filter(|config| !config.warnings().is_empty())?;
+    let mut message = format!("warning: {}\n", config.file());
+    for warning in config.warnings() {
+        let _ = writeln!(message, "  {warning}");
     }
-    if let Some(run) = settings.fully_sharded.as_ref().filter(|run| !run.notices().is_empty()) {
-        let _ = writeln!(message, "warning: FSDP");
-        for notice in run.notices() {
-            let _ = writeln!(message, "  {notice}");
-        }
-    }
-    (!message.is_empty()).then_some(message)
+    Some(message)
 }
