@@ -287,7 +287,7 @@ fn fsdp_gives_the_bits_of_data_parallelism() {
     write_tokens(&data, &batches()["tokens"]);
     let parallel = run(folder.path(), 2, 1, &data, HOT);
     for flags in FSDP {
-        let flags = [&["--use_fsdp"], *flags].concat();
+        let flags = [&["--use_fsdp"][..], flags].concat();
         let sharded = run_with(&flags, folder.path(), 2, 1, &data, HOT);
         assert!(sharded.bytes == parallel.bytes, "{flags:?}");
         for key in ["loss", "grad_norm"] {
