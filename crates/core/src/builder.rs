@@ -192,7 +192,7 @@ impl AcceleratorBuilder {
         };
         let device = Device::Cpu;
         if world.is_main() {
-            tell(&settings, &device);
+            tell(&settings, &world, &device);
         }
         let options = EngineOptions {
             frozen: self.frozen,
@@ -216,14 +216,16 @@ impl AcceleratorBuilder {
 }
 
 /// Logs what has no effect, once for all ranks.
-fn tell(settings: &RunSettings, device: &Device) {
+fn tell(settings: &RunSettings, world: &World, device: &Device) {
     if let Some(config) = &settings.deepspeed
         && !config.warnings().is_empty()
     {
         let warnings = Vec::from_iter(config.warnings().iter().map(ToString::to_string));
         tracing::warn!("{}: {}", config.file(), warnings.join("; "));
     }
-    for notice in settings.notices(device) {
+    let run = settings.fully_sharded.as_ref();
+    let of_world = run.and_then(|run| run.notice_of_one_group(world.size, world.local_size));
+    for notice in settings.notices(device).into_iter().chain(of_world) {
         tracing::info!("{notice}");
     }
 }

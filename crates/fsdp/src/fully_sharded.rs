@@ -2,7 +2,7 @@
 
 use crate::placement::FsdpPlacement;
 use crate::{
-    BackwardPrefetch, Error, FsdpStrategy, FsdpVersion, IgnoredModules, PrecisionPolicy, Result, StateDictType,
+    BackwardPrefetch, Error, FsdpStrategy, FsdpVersion, IgnoredModules, Named, PrecisionPolicy, Result, StateDictType,
     WrapPolicy,
 };
 use sconce_zero::{EngineOptions, Gathering, Offloaded, ShardingStrategy, Tier, UnitPolicy};
@@ -92,6 +92,24 @@ impl FullySharded {
             });
         }
         Ok((ranks < world_size).then_some(ranks))
+    }
+
+    /// Says where a hybrid strategy has only one group in a world of `world_size` ranks, `local_size` on each host.
+    pub fn notice_of_one_group(&self, world_size: usize, local_size: usize) -> Option<String> {
+        let has_one =
+            self.strategy.is_hybrid() && world_size > 1 && matches!(self.shard_group(world_size, local_size), Ok(None));
+        let plain = if self.strategy.reshards_after_forward() {
+            FsdpStrategy::FullShard
+        } else {
+            FsdpStrategy::ShardGradOp
+        };
+        has_one.then(|| {
+            format!(
+                "{} on one host is {}: all ranks are one group, unless FullyShardedOptions::shard_group makes smaller ones",
+                self.strategy.name(),
+                plain.name()
+            )
+        })
     }
 
     /// Returns how parameters are gathered, beginning with `gathering`.

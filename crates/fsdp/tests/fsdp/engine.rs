@@ -93,6 +93,32 @@ fn hybrid_groups_are_the_ranks_of_a_host_or_as_many_as_asked_for() {
 }
 
 #[test]
+fn a_hybrid_strategy_with_one_group_is_told() {
+    for (strategy, shard_group, ranks, per_host, expected) in [
+        (HybridShard, None, 4, 4, Some("HYBRID_SHARD on one host is FULL_SHARD")),
+        (
+            HybridShardZero2,
+            None,
+            4,
+            4,
+            Some("HYBRID_SHARD_ZERO2 on one host is SHARD_GRAD_OP"),
+        ),
+        (HybridShard, None, 4, 2, None),
+        (HybridShard, Some(2), 4, 4, None),
+        (HybridShard, None, 1, 1, None),
+        (FullShard, None, 4, 4, None),
+    ] {
+        let options = FullyShardedOptions {
+            shard_group,
+            ..with_strategy(strategy)
+        };
+        let notice = options.resolve().unwrap().notice_of_one_group(ranks, per_host);
+        assert_eq!(notice.is_some(), expected.is_some(), "{strategy:?} {ranks} {per_host}");
+        assert!(notice.unwrap_or_default().starts_with(expected.unwrap_or_default()));
+    }
+}
+
+#[test]
 fn gathers_run_ahead_only_where_prefetching_is_asked_for() {
     let gathering = |backward, forward, limit| {
         let options = FullyShardedOptions {
