@@ -4,6 +4,7 @@ mod accumulating;
 mod configured;
 mod deepspeed;
 mod fully_sharded;
+mod fully_sharded_training;
 mod learning_rates;
 mod loading;
 mod run_settings;
