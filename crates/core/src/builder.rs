@@ -174,7 +174,7 @@ impl AcceleratorBuilder {
             Some((world, _)) => world.clone(),
             None => World::from_lookup(&lookup)?,
         };
-        let settings = self.settings(world.size, &lookup)?;
+        let settings = self.settings(world.size, &lookup)?.on_hosts(&world)?;
         let environment = Environment { lookup: &lookup };
         let seconds = environment.above_zero(variable::SCONCE_TIMEOUT)?;
         let timeout = self.timeout.or(seconds.map(Duration::from_secs));
@@ -192,7 +192,7 @@ impl AcceleratorBuilder {
         };
         let device = Device::Cpu;
         if world.is_main() {
-            tell(&settings, &world, &device);
+            tell(&settings, &device);
         }
         let options = EngineOptions {
             frozen: self.frozen,
@@ -216,16 +216,14 @@ impl AcceleratorBuilder {
 }
 
 /// Logs what has no effect, once for all ranks.
-fn tell(settings: &RunSettings, world: &World, device: &Device) {
+fn tell(settings: &RunSettings, device: &Device) {
     if let Some(config) = &settings.deepspeed
         && !config.warnings().is_empty()
     {
         let warnings = Vec::from_iter(config.warnings().iter().map(ToString::to_string));
         tracing::warn!("{}: {}", config.file(), warnings.join("; "));
     }
-    let run = settings.fully_sharded.as_ref();
-    let of_world = run.and_then(|run| run.notice_of_one_group(world.size, world.local_size));
-    for notice in settings.notices(device).into_iter().chain(of_world) {
+    for notice in settings.notices(device) {
         tracing::info!("{notice}");
     }
 }

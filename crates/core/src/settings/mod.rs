@@ -153,6 +153,19 @@ impl RunSettings {
         notices
     }
 
+    /// Adds what follows from the hosts that the ranks are on.
+    ///
+    /// # Errors
+    /// Groups of ranks that the world cannot be divided into.
+    pub(crate) fn on_hosts(mut self, world: &World) -> Result<Self> {
+        if let Some(run) = &self.fully_sharded {
+            run.shard_group(world.size, world.local_size)?;
+            self.notices
+                .extend(run.notice_of_one_group(world.size, world.local_size));
+        }
+        Ok(self)
+    }
+
     /// Returns the engine's options in a world; `custom` is the strategy of [`Sharding::Custom`].
     ///
     /// # Errors

@@ -118,6 +118,26 @@ fn every_strategy_trains_to_the_bits_of_data_parallelism() {
 }
 
 #[test]
+fn one_group_of_a_hybrid_strategy_is_told_by_the_settings_of_the_run() {
+    let notices = on_ranks(2, |communicator| {
+        let options = FullyShardedOptions {
+            sharding_strategy: Some(FsdpStrategy::HybridShard),
+            auto_wrap_policy: Some(WrapPolicy::transformer_based([])),
+            ..FullyShardedOptions::default()
+        };
+        let builder = AcceleratorBuilder::default().fully_sharded(options);
+        let acc = build(builder.communicator(communicator));
+        acc.settings().notices(acc.device())
+    });
+    for notices in notices {
+        assert!(
+            notices.len() == 1 && notices[0].starts_with("HYBRID_SHARD on one host is FULL_SHARD"),
+            "{notices:?}"
+        );
+    }
+}
+
+#[test]
 fn a_world_that_groups_do_not_divide_is_refused_before_anything_is_made() {
     let options = || FullyShardedOptions {
         sharding_strategy: Some(FsdpStrategy::HybridShard),
