@@ -8,6 +8,8 @@ use sconce_zero::{ParameterInfo, Placement, Residence, ShardingStrategy};
 pub(crate) struct FsdpPlacement {
     pub(crate) strategy: FsdpStrategy,
     pub(crate) ignored: Option<IgnoredModules>,
+    /// Whether there are units, without which nobody gathers parameters.
+    pub(crate) has_units: bool,
 }
 
 impl ShardingStrategy for FsdpPlacement {
@@ -30,7 +32,10 @@ impl ShardingStrategy for FsdpPlacement {
             return Placement::REPLICATED;
         }
         Placement {
-            parameter: Residence::Sharded,
+            parameter: match self.has_units {
+                true => Residence::Sharded,
+                false => Residence::Replicated,
+            },
             gradient: Residence::Sharded,
             optimizer_state: Residence::Sharded,
             ..Placement::REPLICATED

@@ -1,6 +1,6 @@
 //! What the engine is told.
 
-use sconce_fsdp::{BackwardPrefetch, FsdpStrategy, FullyShardedOptions, IgnoredModules};
+use sconce_fsdp::{BackwardPrefetch, FsdpStrategy, FullyShardedOptions, IgnoredModules, WrapPolicy};
 use sconce_zero::{EngineOptions, Gathering, ParameterInfo, Placement, Residence, Tier};
 
 use FsdpStrategy::{FullShard, HybridShard, HybridShardZero2, NoShard, ShardGradOp};
@@ -8,6 +8,7 @@ use FsdpStrategy::{FullShard, HybridShard, HybridShardZero2, NoShard, ShardGradO
 fn with_strategy(strategy: FsdpStrategy) -> FullyShardedOptions {
     FullyShardedOptions {
         sharding_strategy: Some(strategy),
+        auto_wrap_policy: Some(WrapPolicy::transformer_based([])),
         ..FullyShardedOptions::default()
     }
 }
@@ -41,7 +42,7 @@ fn every_strategy_but_no_shard_shards_everything_however_small() {
     let options = FullyShardedOptions {
         ignored_modules: Some(IgnoredModules::new("router").unwrap()),
         offload_params: Some(true),
-        ..FullyShardedOptions::default()
+        ..with_strategy(FullShard)
     };
     let placement = options.resolve().unwrap().placement();
     let (ignored, other) = (
@@ -58,6 +59,48 @@ fn every_strategy_but_no_shard_shards_everything_however_small() {
         (Residence::Sharded, Tier::Host)
     );
     assert_eq!(other.optimizer_state_tier, Tier::Host);
+}
+
+#[test]
+fn without_units_parameters_stay_whole_and_the_rest_is_sharded() {
+    let options = FullyShardedOptions {
+        auto_wrap_policy: Some(WrapPolicy::NoWrap),
+        ..with_strategy(FullShard)
+    };
+    let placement = options.resolve().unwrap().placement().place(&weight("norm"));
+    assert_eq!(placement.parameter, Residence::Replicated);
+    assert_eq!(
+        (placement.gradient, placement.optimizer_state),
+        (Residence::Sharded, Residence::Sharded)
+    );
+}
+
+#[test]
+fn what_the_engine_does_otherwise_is_told() {
+    let size_based = || Some(WrapPolicy::SizeBased { min_num_params: 1 });
+    let rows: [(FullyShardedOptions, &[&str]); 6] = [
+        (with_strategy(FullShard), &[]),
+        (with_strategy(NoShard), &[]),
+        (FullyShardedOptions::default(), &[]),
+        (with_strategy(ShardGradOp), &["released after the forward"]),
+        (with_strategy(HybridShardZero2), &["released after", "one group"]),
+        (
+            FullyShardedOptions {
+                auto_wrap_policy: size_based(),
+                activation_checkpointing: Some(true),
+                ..with_strategy(FullShard)
+            },
+            &["auto_wrap_policy", "activation_checkpointing"],
+        ),
+    ];
+    for (options, parts) in rows {
+        let list = options.resolve().unwrap().not_carried_out();
+        assert_eq!(list.len(), parts.len(), "{list:?}");
+        assert!(
+            list.iter().zip(parts).all(|(line, part)| line.contains(part)),
+            "{list:?}"
+        );
+    }
 }
 
 #[test]
