@@ -39,6 +39,8 @@ pub(crate) struct Parameter {
     pub(crate) placement: Placement,
     pub(crate) is_trained: bool,
     pub(crate) home: Home,
+    /// Where the values came from; ranks may differ in it unless each has only its share.
+    origin: String,
 }
 
 /// Where the values are that the optimizer updates.
@@ -113,8 +115,8 @@ impl Parameter {
         let ParameterInfo { name, shape } = &*self.info;
         let frozen = if self.is_trained { "" } else { " frozen" };
         let sharded = match self.placement.parameter {
-            Residence::Replicated => "",
-            Residence::Sharded => " sharded",
+            Residence::Replicated => String::new(),
+            Residence::Sharded => format!(" sharded, from {}", self.origin),
         };
         match self.tensor.dtype() {
             DType::F32 => format!("{name:?} {shape:?}{frozen}{sharded}"),
@@ -291,7 +293,7 @@ impl Parameters {
 
     /// Puts data under management and returns the tensor for the model; asked again, returns the same tensor.
     ///
-    /// `load` returns a range of the parameter's elements.
+    /// `load` returns a range of the parameter's elements; `origin` says where they come from.
     pub(crate) fn register(
         &self,
         name: &str,
@@ -299,6 +301,7 @@ impl Parameters {
         dtype: DType,
         device: &Device,
         receivers: &Receivers,
+        origin: String,
         load: impl FnOnce(Range<usize>) -> Result<Vec<f32>>,
     ) -> Result<Tensor> {
         let mut registered = self.lock();
@@ -376,6 +379,7 @@ impl Parameters {
             placement,
             is_trained,
             home,
+            origin,
         });
         registered.by_name.insert(name.into(), number);
         registered.enter_into_unit(number);

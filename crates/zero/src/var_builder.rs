@@ -22,7 +22,7 @@ impl SimpleBackend for ManagedBackend {
         let load = |range| self.source.load_range(name, &shape, init, range);
         Ok(self
             .parameters
-            .register(name, &shape, dtype, device, &self.receivers, load)?)
+            .register(name, &shape, dtype, device, &self.receivers, self.source.describe(), load)?)
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {

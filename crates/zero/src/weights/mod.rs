@@ -49,6 +49,14 @@ impl WeightSource {
         }
     }
 
+    /// Describes, in one line, what all ranks must have in common where each draws or reads only its share.
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            Self::Random { seed } => format!("seed {seed}"),
+            Self::Files(_) => "files".to_owned(),
+        }
+    }
+
     pub(crate) fn shape_of(&self, name: &str) -> Result<Shape> {
         match self {
             Self::Random { .. } => Err(Error::Order {

@@ -8,12 +8,12 @@ use sconce_zero::{
 };
 use std::path::Path;
 
-/// State of at most 100 parameters at once: less than most of the model's tensors have.
+/// State of at most 50 parameters at once, of some 400: less than most of the model's tensors have.
 fn on_disk(strategy: impl ShardingStrategy + 'static, parameters: Tier, folder: &Path) -> EngineOptions {
     EngineOptions {
         disk: Some(DiskOptions {
             folder: folder.into(),
-            sub_group_elements: 100,
+            sub_group_elements: 50,
         }),
         ..options(Offloaded {
             strategy: Box::new(strategy),

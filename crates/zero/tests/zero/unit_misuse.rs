@@ -3,10 +3,10 @@
 use super::misuse::assert_says;
 use super::parity::{Case, SHARDED, WIDTH, builder, mean_square, rows, weight};
 use super::{engine, flat, on_ranks, sgd};
-use candle_core::{Module, Tensor};
+use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Linear, linear};
 use sconce_collectives::Communicator;
-use sconce_zero::{Engine, EngineOptions, Error, Unit, unit};
+use sconce_zero::{Engine, EngineOptions, Error, Unit, Weights, unit};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -39,6 +39,23 @@ fn train(engine: &Engine, layers: &[Unit<Linear>; 2]) -> Tensor {
     engine.step(0.1).unwrap();
     engine.zero_grad();
     loss
+}
+
+#[test]
+fn ranks_that_draw_their_shares_from_other_seeds_are_told_both() {
+    let errors = on_ranks(3, |communicator| {
+        let engine = sharded(&communicator);
+        let seed = if communicator.rank() == 2 { 8 } else { 7 };
+        let vb = engine
+            .var_builder(Weights::Random { seed }, DType::F32, &Device::Cpu)
+            .unwrap();
+        unit(vb, "layer", |vb| linear(WIDTH, WIDTH, vb)).unwrap();
+        engine.set_optimizer(sgd()).unwrap_err()
+    });
+    for error in errors {
+        assert!(matches!(error, Error::DifferentModels { rank: 2, .. }), "{error}");
+        assert!(error.to_string().contains("from seed 7") && error.to_string().contains("from seed 8"), "{error}");
+    }
 }
 
 #[test]
