@@ -58,5 +58,6 @@ pub use sconce_fsdp::{
 pub use sconce_zero::{
     Adagrad, Adam, AdamW, BackoffScaling, CandleOptimizer, DataParallel, DiskOptions, Gathering, HysteresisScaling,
     Lion, LossScaling, MemoryReport, Offloaded, OptimizerRule, ParameterGroups, ParameterInfo, ParameterSet, Placement,
-    Residence, Sgd, ShardingStrategy, Tensors, Tier, Unit, WeightFiles, Weights, ZeroStage, unit,
+    Residence, Sgd, ShardingStrategy, Tensors, Tier, Unit, UnitCandidate, UnitPolicy, WeightFiles, Weights, ZeroStage,
+    unit, unit_of_class,
 };

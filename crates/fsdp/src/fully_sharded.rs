@@ -115,9 +115,13 @@ impl FullySharded {
 
     /// Returns how parameters are gathered, beginning with `gathering`.
     pub fn gathering(&self, gathering: Gathering) -> Gathering {
-        let ahead = self.forward_prefetch || self.backward_prefetch != BackwardPrefetch::None;
         Gathering {
-            prefetch_elements: if ahead { gathering.prefetch_elements } else { 0 },
+            // FSDP counts units, not elements.
+            prefetch_elements: usize::MAX,
+            prefetch_units: 1,
+            forward_prefetch: self.forward_prefetch,
+            backward_prefetch: self.backward_prefetch,
+            reshard_after_forward: self.strategy.reshards_after_forward() || !self.strategy.shards(),
             max_live_elements: match self.limit_all_gathers {
                 true => gathering.max_live_elements,
                 false => usize::MAX,

@@ -63,7 +63,12 @@ impl Engine {
         let loss_guard = LossGuard::new(&options)?;
         let strategy: Arc<dyn ShardingStrategy> = Arc::from(options.strategy);
         let place = (communicator.rank(), communicator.size());
-        let parameters = Arc::new(Parameters::new(Arc::clone(&strategy), options.frozen, place));
+        let parameters = Arc::new(Parameters::new(
+            Arc::clone(&strategy),
+            options.frozen,
+            options.units,
+            place,
+        ));
         let units = Units::new(
             Arc::clone(&communicator),
             options.gathering,
@@ -99,7 +104,7 @@ impl Engine {
                 units: Arc::downgrade(&self.units),
             },
             units: Arc::clone(&self.units),
-            source: weights.into(),
+            source: Arc::new(weights.into()),
         };
         Ok(VarBuilder::from_backend(Box::new(backend), dtype, device.clone()))
     }
@@ -230,6 +235,16 @@ impl Engine {
     fn numbers_of(&self, which: &ParameterSet, parameters: &[Parameter]) -> Vec<usize> {
         let contained = |number: &usize| which.contains(&parameters[*number].info);
         (0..parameters.len()).filter(contained).collect()
+    }
+
+    /// Returns the classes that the model's parts were declared with ([`unit_of_class`](crate::unit_of_class)), sorted,
+    /// each once.
+    pub fn unit_classes(&self) -> Vec<String> {
+        let mut classes = self.parameters.classes();
+        classes.retain(|class| !class.is_empty());
+        classes.sort();
+        classes.dedup();
+        classes
     }
 
     /// Sets the update rule, which may be several ([`ParameterGroups`](crate::ParameterGroups)), after the model has been built; checks that all ranks built the same model and gives all

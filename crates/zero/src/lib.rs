@@ -67,10 +67,10 @@ pub use optimizer::{
     Adagrad, Adam, AdamW, Gradient, HalfMut, Lion, OptimizerRule, ParameterGroup, ParameterGroups, Sgd, StateSlices,
     Update, Values,
 };
-pub use options::{DiskOptions, EngineOptions, Gathering};
+pub use options::{BackwardPrefetch, DiskOptions, EngineOptions, Gathering};
 pub use parameter_set::ParameterSet;
 pub use parameters::ParameterInfo;
 pub use strategy::{DataParallel, Offloaded, Placement, Residence, ShardingStrategy, Tier, ZeroStage};
-pub use unit::{Tensors, Unit, unit};
+pub use unit::{Tensors, Unit, unit, unit_of_class};
 pub use unit_policy::{UnitCandidate, UnitPolicy};
 pub use weights::{WeightFiles, Weights};

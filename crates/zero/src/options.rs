@@ -1,6 +1,6 @@
 //! Settings of an engine.
 
-use crate::{DataParallel, LossScaling, ParameterSet, ShardingStrategy};
+use crate::{DataParallel, LossScaling, ParameterSet, ShardingStrategy, UnitPolicy};
 use std::path::PathBuf;
 
 /// Settings of an [`Engine`](crate::Engine).
@@ -10,6 +10,9 @@ pub struct EngineOptions {
     pub strategy: Box<dyn ShardingStrategy>,
     /// Parameters that are not trained: they get no gradient and no optimizer state, but are sharded and saved as others.
     pub frozen: ParameterSet,
+    /// Which of the parts that the model declares become units; all by default. The parameters of others belong to the
+    /// part around them; where there is none, they are whole on every rank.
+    pub units: UnitPolicy,
     /// How losses are scaled before the backward; `None` takes them as they are.
     pub loss_scaling: Option<LossScaling>,
     /// Skips a step when a gradient of any rank is not finite, also without loss scaling, which always does; by default
@@ -33,6 +36,7 @@ impl Default for EngineOptions {
         Self {
             strategy: Box::new(DataParallel),
             frozen: ParameterSet::none(),
+            units: UnitPolicy::all(),
             loss_scaling: None,
             skip_nonfinite: false,
             find_unused_parameters: false,
@@ -52,6 +56,15 @@ pub struct Gathering {
     pub prefetch_elements: usize,
     /// Elements gathered at once, beyond which nothing is gathered ahead: DeepSpeed's `stage3_max_live_parameters`.
     pub max_live_elements: usize,
+    /// Units that may be under way ahead: FSDP's is 1.
+    pub prefetch_units: usize,
+    /// Whether units are gathered ahead of their forward: FSDP's `forward_prefetch`.
+    pub forward_prefetch: bool,
+    /// When units are gathered ahead of their backward.
+    pub backward_prefetch: BackwardPrefetch,
+    /// Whether a unit's parameters go after its forward, to be gathered again for its backward. Those that stay go after the
+    /// backward, before values change, or when units run in another order than in the step before.
+    pub reshard_after_forward: bool,
 }
 
 impl Default for Gathering {
@@ -60,8 +73,24 @@ impl Default for Gathering {
         Self {
             prefetch_elements: 50_000_000,
             max_live_elements: 1_000_000_000,
+            prefetch_units: usize::MAX,
+            forward_prefetch: true,
+            backward_prefetch: BackwardPrefetch::Pre,
+            reshard_after_forward: true,
         }
     }
+}
+
+/// When the unit whose backward comes next is gathered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum BackwardPrefetch {
+    /// Before the gradients of the unit at hand are computed: most overlap, one unit more in memory.
+    Pre,
+    /// After them.
+    Post,
+    /// When it runs.
+    #[default]
+    None,
 }
 
 /// State on disk.

@@ -5,7 +5,8 @@ use crate::hook::{GradientHook, anchor};
 use crate::shard::{Chunk, Shard};
 use crate::storage::{ElementsMut, is_managed_dtype, with_values, zeros};
 use crate::units::Units;
-use crate::{Error, ParameterSet, Placement, Residence, Result, ShardingStrategy, Tier};
+use crate::weights::Initial;
+use crate::{Error, ParameterSet, Placement, Residence, Result, ShardingStrategy, Tier, UnitCandidate, UnitPolicy};
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, Device, Shape, Storage, Tensor, TensorId};
 use half::slice::HalfFloatSliceExt;
@@ -109,7 +110,28 @@ impl<'a> Master<'a> {
     }
 }
 
+impl Home {
+    /// Returns the home of a parameter that is whole, of these values.
+    fn of_whole(dtype: DType, is_trained: bool, values: &[f32]) -> Self {
+        if is_trained && dtype != DType::F32 {
+            let values = values.to_vec();
+            return Self::Beside(Arc::new(Mutex::new(Masters { start: 0, values })));
+        }
+        Self::Tensor
+    }
+}
+
 impl Parameter {
+    /// Makes a parameter whole that lies in no unit after all.
+    fn make_whole(&mut self, initial: &Initial) -> Result<()> {
+        let ParameterInfo { name, shape } = &*self.info;
+        let values = initial.load(name, &Shape::from(shape.as_slice()), 0..self.info.elements())?;
+        with_values(&self.tensor, |whole| whole.round_from(&values))?;
+        self.home = Home::of_whole(self.tensor.dtype(), self.is_trained, &values);
+        (self.placement.parameter, self.placement.parameter_tier) = (Residence::Replicated, Tier::Device);
+        Ok(())
+    }
+
     /// Describes what all ranks must agree on.
     pub(crate) fn describe(&self) -> String {
         let ParameterInfo { name, shape } = &*self.info;
@@ -241,6 +263,7 @@ pub(crate) fn chunk_of(elements: usize, rank: usize, world: usize) -> Range<usiz
 pub(crate) struct Parameters {
     strategy: Arc<dyn ShardingStrategy>,
     frozen: ParameterSet,
+    chosen: UnitPolicy,
     rank: usize,
     world: usize,
     registered: Mutex<Registered>,
@@ -252,20 +275,30 @@ struct Registered {
     by_name: BTreeMap<String, usize>,
     units: Vec<UnitOfParameters>,
     shards: Vec<Arc<Shard>>,
-    /// Units being built, the innermost last, with the chunks for their shards.
-    open: Vec<(usize, Vec<Chunk>)>,
+    /// Parts being built, the innermost last.
+    open: Vec<OpenPart>,
     /// Set when places and state have been given to the parameters there are.
     sealed: bool,
 }
 
-/// A unit as the model declared it.
+/// A part of the model that is being built, and the shares of it that have no shard yet.
+#[derive(Debug)]
+struct OpenPart {
+    number: usize,
+    shares: Vec<(Chunk, Initial)>,
+}
+
+/// A part as the model declared it; a unit if it is chosen.
 #[derive(Debug, Clone)]
 pub(crate) struct UnitOfParameters {
     pub(crate) name: String,
+    pub(crate) class: String,
     /// The parameters asked for while it was built, those of units inside it excepted.
     pub(crate) parameters: Vec<usize>,
-    /// The unit in which it was built.
+    /// The part in which it was built.
     pub(crate) outer: Option<usize>,
+    /// Set at its end; the parameters of a part that is no unit belong to the part around it, too.
+    pub(crate) is_chosen: bool,
 }
 
 /// Who takes what happens in a backward.
@@ -280,11 +313,13 @@ impl Parameters {
     pub(crate) fn new(
         strategy: Arc<dyn ShardingStrategy>,
         frozen: ParameterSet,
+        chosen: UnitPolicy,
         (rank, world): (usize, usize),
     ) -> Self {
         Self {
             strategy,
             frozen,
+            chosen,
             rank,
             world,
             registered: Mutex::default(),
@@ -292,8 +327,6 @@ impl Parameters {
     }
 
     /// Puts data under management and returns the tensor for the model; asked again, returns the same tensor.
-    ///
-    /// `load` returns a range of the parameter's elements; `origin` says where they come from.
     pub(crate) fn register(
         &self,
         name: &str,
@@ -301,8 +334,7 @@ impl Parameters {
         dtype: DType,
         device: &Device,
         receivers: &Receivers,
-        origin: String,
-        load: impl FnOnce(Range<usize>) -> Result<Vec<f32>>,
+        initial: Initial,
     ) -> Result<Tensor> {
         let mut registered = self.lock();
         let registered = &mut *registered;
@@ -350,7 +382,7 @@ impl Parameters {
         } else {
             0..elements
         };
-        let values = load(own)?;
+        let values = initial.load(name, shape, own)?;
         let data = if is_sharded {
             zeros(dtype, elements)?
         } else {
@@ -365,13 +397,8 @@ impl Parameters {
         let home = if is_sharded {
             crate::release::release(&tensor)?;
             Home::Unbuilt
-        } else if is_trained && dtype != DType::F32 {
-            Home::Beside(Arc::new(Mutex::new(Masters {
-                start: 0,
-                values: values.clone(),
-            })))
         } else {
-            Home::Tensor
+            Home::of_whole(dtype, is_trained, &values)
         };
         registered.parameters.push(Parameter {
             info,
@@ -379,64 +406,86 @@ impl Parameters {
             placement,
             is_trained,
             home,
-            origin,
+            origin: initial.source.describe(),
         });
         registered.by_name.insert(name.into(), number);
         registered.enter_into_unit(number);
-        if let Some((_, chunks)) = registered.open.last_mut().filter(|_| is_sharded) {
-            chunks.push(Chunk {
+        if let Some(part) = registered.open.last_mut().filter(|_| is_sharded) {
+            let chunk = Chunk {
                 parameter: number,
                 tensor: tensor.clone(),
                 elements,
                 values,
-            });
+            };
+            part.shares.push((chunk, initial));
         }
         Ok(tensor)
     }
 
-    /// Begins a unit; parameters that are asked for until it is closed belong to it. Returns its number.
-    pub(crate) fn open_unit(&self, name: &str) -> usize {
+    /// Begins a part; parameters that are asked for until it is closed belong to it. Returns its number.
+    pub(crate) fn open_part(&self, name: &str, class: &str) -> usize {
         let mut registered = self.lock();
         let number = registered.units.len();
-        let outer = registered.open.last().map(|(unit, _)| *unit);
+        let outer = registered.open.last().map(|part| part.number);
         registered.units.push(UnitOfParameters {
             name: name.into(),
+            class: class.into(),
             parameters: Vec::new(),
             outer,
+            is_chosen: false,
         });
-        registered.open.push((number, Vec::new()));
+        registered.open.push(OpenPart {
+            number,
+            shares: Vec::new(),
+        });
         number
     }
 
-    /// Ends the innermost unit, and lays its sharded parameters out.
-    pub(crate) fn close_unit(&self) -> Result<()> {
+    /// Ends the innermost part and says whether it is a unit. A unit's sharded parameters are laid out; those of another
+    /// part go to the part around it, and where there is none they are whole from now on.
+    pub(crate) fn close_part(&self) -> Result<bool> {
         let mut registered = self.lock();
-        let Some((unit, chunks)) = registered.open.pop() else {
-            return Ok(());
+        let registered = &mut *registered;
+        let Some(OpenPart { number, shares }) = registered.open.pop() else {
+            return Ok(false);
         };
-        let mut groups: Vec<(DType, bool, Placement, Vec<Chunk>)> = Vec::new();
-        for chunk in chunks {
-            let parameter = &registered.parameters[chunk.parameter];
-            let key = (parameter.tensor.dtype(), parameter.is_trained, parameter.placement);
-            match groups.iter_mut().find(|group| (group.0, group.1, group.2) == key) {
-                Some(group) => group.3.push(chunk),
-                None => groups.push((key.0, key.1, key.2, vec![chunk])),
-            }
+        let UnitOfParameters {
+            name,
+            class,
+            parameters,
+            ..
+        } = &registered.units[number];
+        let all = &registered.parameters;
+        let candidate = UnitCandidate {
+            name,
+            class,
+            elements: parameters.iter().map(|number| all[*number].info.elements()).sum(),
+        };
+        let is_in_shard = |number: &usize| matches!(all[*number].home, Home::Shard { .. });
+        // With nothing around it, a part that shares a unit's parameters needs them gathered, too.
+        let must_gather = registered.open.is_empty() && parameters.iter().any(is_in_shard);
+        if self.chosen.chooses(&candidate) || must_gather {
+            registered.units[number].is_chosen = true;
+            registered.lay_out(number, shares, (self.rank, self.world))?;
+            return Ok(true);
         }
-        for (dtype, is_trained, placement, chunks) in groups {
-            let numbers: Vec<_> = chunks.iter().map(|chunk| chunk.parameter).collect();
-            let place = (self.rank, self.world);
-            let name = &registered.units[unit].name;
-            let shard = Arc::new(Shard::new(name, placement, dtype, is_trained, chunks, place)?);
-            for (slot, number) in numbers.into_iter().enumerate() {
-                registered.parameters[number].home = Home::Shard {
-                    shard: Arc::clone(&shard),
-                    slot,
-                };
+        let parameters = parameters.clone();
+        match registered.open.last_mut() {
+            Some(outer) => {
+                outer.shares.extend(shares);
+                parameters.iter().for_each(|number| registered.enter_into_unit(*number));
             }
-            registered.shards.push(shard);
+            None => shares
+                .into_iter()
+                .try_for_each(|(chunk, initial)| registered.parameters[chunk.parameter].make_whole(&initial))?,
         }
-        Ok(())
+        Ok(false)
+    }
+
+    /// Returns the classes that parts were declared with, in order of declaration and with repetitions.
+    pub(crate) fn classes(&self) -> Vec<String> {
+        let registered = self.lock();
+        registered.units.iter().map(|unit| unit.class.clone()).collect()
     }
 
     /// Refuses further parameters; those there are can still be asked for. Fails while a unit is being built.
@@ -491,9 +540,35 @@ impl Parameters {
 }
 
 impl Registered {
+    /// Makes shards of a unit's shares: one for each dtype, for what is trained and what is not, and for each placement.
+    fn lay_out(&mut self, unit: usize, shares: Vec<(Chunk, Initial)>, place: (usize, usize)) -> Result<()> {
+        let mut groups: Vec<(DType, bool, Placement, Vec<Chunk>)> = Vec::new();
+        for (chunk, _) in shares {
+            let parameter = &self.parameters[chunk.parameter];
+            let key = (parameter.tensor.dtype(), parameter.is_trained, parameter.placement);
+            match groups.iter_mut().find(|group| (group.0, group.1, group.2) == key) {
+                Some(group) => group.3.push(chunk),
+                None => groups.push((key.0, key.1, key.2, vec![chunk])),
+            }
+        }
+        for (dtype, is_trained, placement, chunks) in groups {
+            let numbers: Vec<_> = chunks.iter().map(|chunk| chunk.parameter).collect();
+            let name = &self.units[unit].name;
+            let shard = Arc::new(Shard::new(name, placement, dtype, is_trained, chunks, place)?);
+            for (slot, number) in numbers.into_iter().enumerate() {
+                self.parameters[number].home = Home::Shard {
+                    shard: Arc::clone(&shard),
+                    slot,
+                };
+            }
+            self.shards.push(shard);
+        }
+        Ok(())
+    }
+
     fn enter_into_unit(&mut self, parameter: usize) {
-        if let Some((unit, _)) = self.open.last() {
-            let parameters = &mut self.units[*unit].parameters;
+        if let Some(part) = self.open.last() {
+            let parameters = &mut self.units[part.number].parameters;
             if !parameters.contains(&parameter) {
                 parameters.push(parameter);
             }

@@ -24,6 +24,9 @@ pub(crate) fn answer(units: &Arc<Units>) {
 
 /// Builds a part of a model as a unit: when its parameters are sharded, they are gathered while it computes.
 ///
+/// What [`EngineOptions::units`](crate::EngineOptions::units) does not choose is no unit: its parameters belong to the unit
+/// around it, or are whole on every rank where there is none.
+///
 /// `build` gets `vb.pp(name)` and makes the part from it. Units may lie within each other; a parameter belongs to the
 /// innermost unit that is being built when it is asked for. One that several units ask for by one name (tied weights) is
 /// there for each of them. Parameters outside of any unit are whole on every rank.
@@ -49,6 +52,20 @@ pub(crate) fn answer(units: &Arc<Units>) {
 /// # Errors
 /// Those of `build`.
 pub fn unit<M>(vb: VarBuilder<'_>, name: &str, build: impl FnOnce(VarBuilder<'_>) -> Result<M>) -> Result<Unit<M>> {
+    unit_of_class(vb, name, "", build)
+}
+
+/// Does what [`unit`] does, and names the part's class, by which wrap policies choose units: that of the same part in
+/// transformers, for example `LlamaDecoderLayer`.
+///
+/// # Errors
+/// Those of `build`.
+pub fn unit_of_class<M>(
+    vb: VarBuilder<'_>,
+    name: &str,
+    class: &str,
+    build: impl FnOnce(VarBuilder<'_>) -> Result<M>,
+) -> Result<Unit<M>> {
     let vb = vb.pp(name);
     ANSWER.with_borrow_mut(Option::take);
     // Whatever comes back (an error, from most backends) means nothing; the answer is beside it.
@@ -57,15 +74,12 @@ pub fn unit<M>(vb: VarBuilder<'_>, name: &str, build: impl FnOnce(VarBuilder<'_>
         let module = build(vb)?;
         return Ok(Unit { module, place: None });
     };
-    let number = units.parameters().open_unit(&vb.prefix());
+    let number = units.parameters().open_part(&vb.prefix(), class);
     let module = build(vb);
-    let closed = units.parameters().close_unit();
+    let is_unit = units.parameters().close_part();
     let module = module?;
-    closed?;
-    Ok(Unit {
-        module,
-        place: Some(Place { units, number }),
-    })
+    let place = is_unit?.then_some(Place { units, number });
+    Ok(Unit { module, place })
 }
 
 /// A part of a model whose parameters are there while it computes.

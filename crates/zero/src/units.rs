@@ -23,7 +23,7 @@
 use crate::parameters::{Home, Parameters};
 use crate::shard::{DiskShares, Shard};
 use crate::trace::{Event, Pass, Trace};
-use crate::{DiskOptions, DiskValues, Error, Gathering, Result, Tier};
+use crate::{BackwardPrefetch, DiskOptions, DiskValues, Error, Gathering, Result, Tier};
 use candle_core::{DType, Tensor};
 use sconce_collectives::{Communicator, Pending};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -76,7 +76,7 @@ pub(crate) struct Live {
     pub(crate) peak_elements: usize,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Unit {
     shards: Vec<usize>,
     /// Parameters whose gradients a backward waits for.
@@ -96,6 +96,13 @@ struct Presence {
     shard: Arc<Shard>,
     users: usize,
     state: Whereabouts,
+}
+
+/// When gathers are started ahead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Moment {
+    UnitBegins,
+    BackwardEnded,
 }
 
 #[derive(Debug)]
@@ -156,8 +163,8 @@ impl Units {
     pub(crate) fn leave_forward(&self, unit: usize) -> Result<()> {
         let mut state = self.lock();
         let pass = Pass::Backward;
-        let keep = state.trace.ahead().first() == Some(&Event { unit, pass });
-        state.give_up(unit, keep)
+        let runs_next = state.trace.ahead().first() == Some(&Event { unit, pass });
+        state.give_up(unit, runs_next || !self.gathering.reshard_after_forward)
     }
 
     /// Says whether a unit waits for the gradients of its inputs before its parameters may go.
@@ -191,7 +198,7 @@ impl Units {
             if let Some(backward) = &mut state.units[unit].backward {
                 backward.gradients_to_come = backward.gradients_to_come.saturating_sub(1);
             }
-            state.end_backward_if_done(unit)?;
+            self.end_backward_if_done(&mut state, unit)?;
         }
         Ok(())
     }
@@ -199,7 +206,7 @@ impl Units {
     /// Notes that the gradient of one input of a run is complete.
     pub(crate) fn input_done(&self, unit: usize, invocation: &Invocation) -> Result<()> {
         invocation.inputs_to_come.fetch_sub(1, Relaxed);
-        self.lock().end_backward_if_done(unit)
+        self.end_backward_if_done(&mut self.lock(), unit)
     }
 
     /// Ends a backward: nothing stays.
@@ -283,15 +290,36 @@ impl Units {
         }
         let shards = state.units[unit].shards.clone();
         shards.iter().for_each(|shard| self.start(state, *shard));
-        self.start_ahead(state);
+        self.start_ahead(state, Moment::UnitBegins);
         shards.iter().try_for_each(|shard| state.wait(*shard))
     }
 
+    /// Ends a unit's backward if all its gradients have come.
+    fn end_backward_if_done(&self, state: &mut State, unit: usize) -> Result<()> {
+        if state.end_backward_if_done(unit)? {
+            self.start_ahead(state, Moment::BackwardEnded);
+        }
+        Ok(())
+    }
+
+    /// Says whether a unit may be gathered now ahead of a pass through it.
+    fn goes_ahead(&self, pass: Pass, now: Moment) -> bool {
+        match (pass, self.gathering.backward_prefetch) {
+            (Pass::Forward, _) => self.gathering.forward_prefetch && now == Moment::UnitBegins,
+            (Pass::Backward, BackwardPrefetch::Pre) => now == Moment::UnitBegins,
+            (Pass::Backward, BackwardPrefetch::Post) => now == Moment::BackwardEnded,
+            (Pass::Backward, BackwardPrefetch::None) => false,
+        }
+    }
+
     /// Starts gathers of the units expected next, as far as the limits allow.
-    fn start_ahead(&self, state: &mut State) {
-        let (mut ahead, mut counted) = (0, Vec::new());
+    fn start_ahead(&self, state: &mut State, now: Moment) {
+        let (mut ahead, mut units, mut counted) = (0, Vec::new(), Vec::new());
         for position in 0..state.trace.ahead().len() {
-            let unit = state.trace.ahead()[position].unit;
+            let Event { unit, pass } = state.trace.ahead()[position];
+            if !self.goes_ahead(pass, now) {
+                return;
+            }
             for shard in state.units[unit].shards.clone() {
                 let presence = &state.shards[shard];
                 // The unit at hand is not ahead, and what several units use is gathered once.
@@ -299,9 +327,17 @@ impl Units {
                     continue;
                 }
                 let elements = presence.shard.gathered_elements();
+                if matches!(presence.state, Whereabouts::Present) {
+                    continue;
+                }
+                if !units.contains(&unit) {
+                    if units.len() == self.gathering.prefetch_units {
+                        return;
+                    }
+                    units.push(unit);
+                }
                 match presence.state {
-                    Whereabouts::Present => continue,
-                    Whereabouts::UnderWay(_) => {}
+                    Whereabouts::Present | Whereabouts::UnderWay(_) => {}
                     Whereabouts::Absent => {
                         let live = state.live.elements + elements;
                         if ahead + elements > self.gathering.prefetch_elements
@@ -396,6 +432,10 @@ impl State {
         let (units, _) = parameters.units();
         self.units_of.resize(all.len(), Vec::new());
         for number in self.units.len()..units.len() {
+            if !units[number].is_chosen {
+                self.units.push(Unit::default());
+                continue;
+            }
             let shards = self.shards_of(units[number].parameters.iter().map(|number| &all[*number].home));
             let is_frozen = |shard: &usize| !self.shards[*shard].shard.is_trained();
             let mut awaited = units[number].parameters.clone();
@@ -451,14 +491,15 @@ impl State {
         Ok(())
     }
 
-    fn end_backward_if_done(&mut self, unit: usize) -> Result<()> {
+    /// Gives a unit's shards up if its backward is done; says whether that is so.
+    fn end_backward_if_done(&mut self, unit: usize) -> Result<bool> {
         let is_done = |backward: &mut Backward| {
             let inputs = |run: &Arc<Invocation>| run.inputs_to_come.load(Relaxed) == 0;
             backward.gradients_to_come == 0 && backward.invocations.iter().all(inputs)
         };
         match self.units[unit].backward.take_if(is_done) {
-            Some(_) => self.give_up(unit, false),
-            None => Ok(()),
+            Some(_) => self.give_up(unit, false).map(|()| true),
+            None => Ok(false),
         }
     }
 

@@ -3,7 +3,7 @@
 use crate::parameters::{Parameters, Receivers};
 use crate::unit;
 use crate::units::Units;
-use crate::weights::WeightSource;
+use crate::weights::{Initial, WeightSource};
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::Init;
 use candle_nn::var_builder::SimpleBackend;
@@ -14,15 +14,18 @@ pub(crate) struct ManagedBackend {
     pub(crate) parameters: Arc<Parameters>,
     pub(crate) receivers: Receivers,
     pub(crate) units: Arc<Units>,
-    pub(crate) source: WeightSource,
+    pub(crate) source: Arc<WeightSource>,
 }
 
 impl SimpleBackend for ManagedBackend {
     fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> Result<Tensor> {
-        let load = |range| self.source.load_range(name, &shape, init, range);
+        let initial = Initial {
+            source: Arc::clone(&self.source),
+            init,
+        };
         Ok(self
             .parameters
-            .register(name, &shape, dtype, device, &self.receivers, self.source.describe(), load)?)
+            .register(name, &shape, dtype, device, &self.receivers, initial)?)
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {

@@ -80,6 +80,7 @@ impl ProgramSettings {
         let gathering_in_file = Gathering {
             prefetch_elements: count(zero.prefetch_bucket_size.value().unwrap_or(0)),
             max_live_elements: count(zero.max_live_parameters),
+            ..Gathering::default()
         };
         let by_default = match &fully_sharded {
             Some(run) => run.gathering(gathering_in_file),

@@ -252,7 +252,8 @@ fn the_sizes_of_a_file_reach_the_engine_as_it_counts_them() {
         run.gathering,
         Gathering {
             prefetch_elements: 20,
-            max_live_elements: 300
+            max_live_elements: 300,
+            ..Gathering::default()
         }
     );
     let disk = DiskOptions {

@@ -10,6 +10,7 @@ use crate::{Error, Result};
 use candle_core::Shape;
 use candle_nn::Init;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A source of initial values.
 #[derive(Debug, Clone)]
@@ -29,6 +30,20 @@ pub enum Weights {
 pub(crate) enum WeightSource {
     Random { seed: u64 },
     Files(WeightFiles),
+}
+
+/// What a parameter begins with.
+#[derive(Debug, Clone)]
+pub(crate) struct Initial {
+    pub(crate) source: Arc<WeightSource>,
+    pub(crate) init: Init,
+}
+
+impl Initial {
+    /// Returns a range of the parameter's elements, in f32.
+    pub(crate) fn load(&self, name: &str, shape: &Shape, range: Range<usize>) -> Result<Vec<f32>> {
+        self.source.load_range(name, shape, self.init, range)
+    }
 }
 
 impl From<Weights> for WeightSource {

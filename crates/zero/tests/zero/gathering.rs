@@ -61,6 +61,7 @@ fn options(prefetch_units: usize, live_units: usize) -> EngineOptions {
         gathering: Gathering {
             prefetch_elements: prefetch_units * ELEMENTS,
             max_live_elements: live_units * ELEMENTS,
+            ..Gathering::default()
         },
         ..EngineOptions::default()
     }

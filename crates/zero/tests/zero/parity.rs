@@ -4,7 +4,8 @@ use super::{bits, engine, flat, on_ranks, values};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
 use sconce_zero::{
-    DataParallel, Engine, EngineOptions, Gathering, ParameterSet, Sgd, ShardingStrategy, Weights, ZeroStage,
+    BackwardPrefetch, DataParallel, Engine, EngineOptions, Gathering, ParameterSet, Sgd, ShardingStrategy, Weights,
+    ZeroStage,
 };
 use std::collections::HashMap;
 
@@ -18,17 +19,35 @@ pub(crate) const SHARDED: ZeroStage = ZeroStage::Three {
     persistence_threshold: 0,
 };
 
-/// Ways to gather: when a unit runs, a little ahead, everything ahead, and everything ahead for which there is no room.
-pub(crate) fn gatherings() -> [Gathering; 4] {
+/// Ways to gather: when a unit runs, a little ahead, everything ahead, everything ahead for which there is no room, one unit
+/// ahead after each backward, forwards only, and once for both passes.
+pub(crate) fn gatherings() -> [Gathering; 7] {
     let gathering = |prefetch_elements, max_live_elements| Gathering {
         prefetch_elements,
         max_live_elements,
+        ..Gathering::default()
     };
+    let everything = gathering(usize::MAX, usize::MAX);
     [
         gathering(0, usize::MAX),
         gathering(80, usize::MAX),
-        gathering(usize::MAX, usize::MAX),
+        everything.clone(),
         gathering(usize::MAX, 100),
+        Gathering {
+            prefetch_units: 1,
+            forward_prefetch: false,
+            backward_prefetch: BackwardPrefetch::Post,
+            ..everything.clone()
+        },
+        Gathering {
+            backward_prefetch: BackwardPrefetch::None,
+            ..everything.clone()
+        },
+        Gathering {
+            prefetch_units: 1,
+            reshard_after_forward: false,
+            ..everything
+        },
     ]
 }
 

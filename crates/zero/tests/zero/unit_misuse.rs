@@ -54,7 +54,10 @@ fn ranks_that_draw_their_shares_from_other_seeds_are_told_both() {
     });
     for error in errors {
         assert!(matches!(error, Error::DifferentModels { rank: 2, .. }), "{error}");
-        assert!(error.to_string().contains("from seed 7") && error.to_string().contains("from seed 8"), "{error}");
+        assert!(
+            error.to_string().contains("from seed 7") && error.to_string().contains("from seed 8"),
+            "{error}"
+        );
     }
 }
 
