@@ -5,6 +5,7 @@ use crate::gathered::Gathered;
 use crate::gradients::{Gradients, bytes_of};
 use crate::layout::{BucketLayout, buckets};
 use crate::loss_guard::{LossGuard, scaled};
+use crate::mesh::Mesh;
 use crate::optimizer::{assign, in_range, warn_of_empty};
 use crate::parameters::{Home, Parameter, Parameters, Receivers};
 use crate::stepper::Stepper;
@@ -17,7 +18,7 @@ use crate::{
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use sconce_collectives::Communicator;
+use sconce_collectives::{Communicator, Traffic};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Stack for the backward pass: candle's backward recurses over the graph, some 200 bytes to a few KiB a node.
@@ -28,7 +29,7 @@ const BACKWARD_STACK: usize = 512 << 20;
 /// All ranks call the same methods in the same order.
 #[derive(Debug)]
 pub struct Engine {
-    communicator: Arc<dyn Communicator>,
+    mesh: Arc<Mesh>,
     strategy: Arc<dyn ShardingStrategy>,
     options: Options,
     parameters: Arc<Parameters>,
@@ -55,28 +56,30 @@ enum Optimizer {
 }
 
 impl Engine {
-    /// Makes an engine for the ranks of `communicator`.
+    /// Makes an engine for the ranks of `communicator`; with [`EngineOptions::shard_group`] called by all of them.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a loss scale out of range.
+    /// [`Error::Setting`] for a loss scale out of range and for groups that do not divide the ranks; failures of the group.
     pub fn new(communicator: Arc<dyn Communicator>, options: EngineOptions) -> Result<Self> {
         let loss_guard = LossGuard::new(&options)?;
         let strategy: Arc<dyn ShardingStrategy> = Arc::from(options.strategy);
-        let place = (communicator.rank(), communicator.size());
+        let mesh = Arc::new(Mesh::new(communicator, options.shard_group)?);
         let parameters = Arc::new(Parameters::new(
             Arc::clone(&strategy),
             options.frozen,
-            options.units,
-            place,
+            (options.units, options.recompute),
+            mesh.place(),
         ));
+        let gradients = Arc::<Gradients>::default();
         let units = Units::new(
-            Arc::clone(&communicator),
+            Arc::clone(&mesh.shard),
             options.gathering,
             options.disk.clone(),
             Arc::clone(&parameters),
+            Arc::clone(&gradients),
         );
         Ok(Self {
-            communicator,
+            mesh,
             strategy,
             options: Options {
                 find_unused_parameters: options.find_unused_parameters,
@@ -85,7 +88,7 @@ impl Engine {
                 disk: options.disk,
             },
             parameters,
-            gradients: Arc::default(),
+            gradients,
             units: Arc::new(units),
             optimizer: Mutex::new(None),
             loss_guard: Mutex::new(loss_guard),
@@ -138,7 +141,12 @@ impl Engine {
 
     /// Returns the group of all ranks.
     pub fn communicator(&self) -> &Arc<dyn Communicator> {
-        &self.communicator
+        &self.mesh.world
+    }
+
+    /// Returns what this rank has moved in all groups of the engine, by kind of operation.
+    pub fn traffic(&self) -> Vec<Traffic> {
+        self.mesh.traffic()
     }
 
     /// Returns what is known of every parameter, in order of creation.
@@ -204,7 +212,7 @@ impl Engine {
     ) -> Result<R> {
         let parameters = self.parameters.all();
         let numbers = self.numbers_of(which, &parameters);
-        if rank >= self.communicator.size() {
+        if rank >= self.mesh.world.size() {
             return Err(Error::Setting {
                 setting: "rank",
                 value: rank.to_string(),
@@ -222,12 +230,12 @@ impl Engine {
         let outcome = self.units.with_present(&numbers, || {
             let scope = Gathered::new(numbers.iter().map(|number| &parameters[*number]), true);
             let result = work(&scope)?;
-            scope.publish(&*self.communicator, rank)?;
+            scope.publish(&self.mesh, rank)?;
             Ok(result)
         });
         if let Err(error) = &outcome {
             // Peers wait for this rank's values, or it for theirs.
-            self.communicator.abort(&error.to_string());
+            self.mesh.abort(&error.to_string());
         }
         outcome
     }
@@ -257,11 +265,11 @@ impl Engine {
         let parameters = self.parameters.all();
         let groups = assign(&*rule, parameters.iter().map(|parameter| &*parameter.info));
         self.complete_model(&parameters, &groups)?;
-        if self.communicator.rank() == 0 {
+        if self.mesh.world.rank() == 0 {
             let trained = parameters.iter().zip(&groups).filter(|(p, _)| p.is_trained);
             warn_of_empty(&*rule, &trained.map(|(_, group)| *group).collect::<Vec<_>>());
         }
-        let (disk, rank) = (self.options.disk.clone(), self.communicator.rank());
+        let (disk, rank) = (self.options.disk.clone(), self.mesh.shard.rank());
         *self.optimizer() = Some(Optimizer::Rule(Stepper::new(rule, groups, disk, rank)));
         Ok(())
     }
@@ -285,7 +293,7 @@ impl Engine {
                 reason: "a candle optimizer keeps its state in memory; use one of this crate's rules for state on disk",
             });
         }
-        let optimizer = optimizer.over(&parameters, self.communicator.rank(), self.communicator.size())?;
+        let optimizer = optimizer.over(&parameters, self.mesh.shard.rank(), self.mesh.shard.size())?;
         let learning_rate = optimizer.learning_rate();
         *self.optimizer() = Some(Optimizer::Candle(optimizer));
         Ok(learning_rate)
@@ -301,10 +309,9 @@ impl Engine {
         }
         self.check_placements(parameters)?;
         self.check_same_model(parameters, groups)?;
-        let group = &*self.communicator;
         parameters
             .iter()
-            .try_for_each(|parameter| parameter.synchronise(group))?;
+            .try_for_each(|parameter| parameter.synchronise(&self.mesh))?;
         self.units.make_ready()
     }
 
@@ -331,7 +338,7 @@ impl Engine {
         if let Err(error) = &outcome {
             self.gradients.fail();
             // Peers may wait for buckets that will never come.
-            self.communicator.abort(&error.to_string());
+            self.mesh.abort(&error.to_string());
         }
         outcome
     }
@@ -417,7 +424,7 @@ impl Engine {
         });
         if let Err(error) = outcome.flatten() {
             // Peers wait for the values that this rank should have updated.
-            self.communicator.abort(&error.to_string());
+            self.mesh.abort(&error.to_string());
             return Err(error);
         }
         self.exchange_values(&parameters)?;
@@ -455,7 +462,7 @@ impl Engine {
 
     /// Gives every rank the values that other ranks have updated for it.
     fn exchange_values(&self, parameters: &[Parameter]) -> Result<()> {
-        let rank = self.communicator.rank();
+        let rank = self.mesh.shard.rank();
         let own_part = |layout: &BucketLayout, part: &mut [u8]| {
             layout.slots.iter().try_for_each(|slot| {
                 with_bytes(&parameters[slot.parameter].tensor, |values| {
@@ -484,7 +491,8 @@ impl Engine {
             self.lay_out(loss)?;
         }
         let scale = self.loss_guard().scale();
-        let scale = self.gradients.begin(synchronise, scale)?;
+        let to_come = self.units.gradients_to_come(loss);
+        let scale = self.gradients.begin(synchronise, scale, to_come)?;
         if let Err(error) = scaled(loss, scale)?.backward() {
             return Err(self.gradients.take_failure().unwrap_or(Error::Candle(error)));
         }
@@ -499,12 +507,12 @@ impl Engine {
     fn lay_out(&self, loss: &Tensor) -> Result<()> {
         self.units.make_ready()?;
         let parameters = self.parameters.all();
-        let numbers = self.parameters.numbers();
-        let mut order: Vec<usize> = loss
-            .sorted_nodes()
-            .iter()
-            .filter_map(|node| numbers.get(&node.id()).copied())
-            .collect();
+        let mut order = Vec::new();
+        for parameter in self.units.gradients_of(loss) {
+            if !order.contains(&parameter) {
+                order.push(parameter);
+            }
+        }
         let trained = (0..parameters.len()).filter(|number| parameters[*number].is_trained);
         let mut rest: Vec<usize> = trained.filter(|number| !order.contains(number)).collect();
         if !self.options.find_unused_parameters {
@@ -513,16 +521,16 @@ impl Engine {
         rest.sort_by(|a, b| parameters[*a].info.name.cmp(&parameters[*b].info.name));
         order.extend(rest);
         let mut agreed: Vec<u32> = order.iter().map(|number| *number as u32).collect();
-        self.communicator.broadcast(&mut agreed, 0)?;
+        self.mesh.world.broadcast(&mut agreed, 0)?;
         let order: Vec<usize> = agreed.iter().map(|number| *number as usize).collect();
         let layouts = buckets(
             &order,
             &parameters,
-            self.communicator.size(),
+            self.mesh.shard.size(),
             self.options.first_bucket_bytes,
             self.options.bucket_bytes,
         );
-        self.gradients.lay_out(&self.communicator, layouts, parameters.len())
+        self.gradients.lay_out(&self.mesh, layouts, parameters.len())
     }
 
     fn fail_for_unused(&self, numbers: &[usize]) -> Result<()> {
@@ -585,9 +593,9 @@ impl Engine {
         let expected: Vec<&str> = text.split('\n').collect();
         let differs = |number: &usize| ours.get(*number).map(String::as_str) != expected.get(*number).copied();
         let number = (0..ours.len().max(expected.len())).find(differs);
-        let mut numbers = vec![-1; self.communicator.size()];
+        let mut numbers = vec![-1; self.mesh.world.size()];
         let own = number.map_or(-1, |number| number as i64);
-        self.communicator.all_gather(&[own], &mut numbers)?;
+        self.mesh.world.all_gather(&[own], &mut numbers)?;
         let Some(rank) = numbers.iter().position(|number| *number >= 0) else {
             return Ok(());
         };
@@ -604,9 +612,9 @@ impl Engine {
     fn broadcast_text(&self, text: &str, root: usize) -> Result<String> {
         let mut bytes = text.as_bytes().to_vec();
         let mut length = [bytes.len() as i64];
-        self.communicator.broadcast(&mut length, root)?;
+        self.mesh.world.broadcast(&mut length, root)?;
         bytes.resize(length[0] as usize, 0);
-        self.communicator.broadcast(&mut bytes, root)?;
+        self.mesh.world.broadcast(&mut bytes, root)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 

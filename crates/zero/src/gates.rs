@@ -49,7 +49,7 @@ impl CustomOp1 for InputGate {
 }
 
 /// Copies the elements of a contiguous tensor: an op's result has storage of its own.
-fn copy(storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+pub(crate) fn copy(storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
     let Some((start, end)) = layout.contiguous_offsets() else {
         candle_core::bail!("a gate is for contiguous tensors");
     };

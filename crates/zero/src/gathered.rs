@@ -1,9 +1,9 @@
 //! Parameters that are whole for a while, outside of any unit's forward: for reading and for editing.
 
+use crate::mesh::Mesh;
 use crate::parameters::Parameter;
 use crate::{Error, Result};
 use candle_core::{CpuStorage, DType, Storage, Tensor};
-use sconce_collectives::Communicator;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -63,8 +63,9 @@ impl<'a> Gathered<'a> {
     }
 
     /// Carries out on all ranks what rank `rank` has set.
-    pub(crate) fn publish(&self, group: &dyn Communicator, rank: usize) -> Result<()> {
+    pub(crate) fn publish(&self, mesh: &Mesh, rank: usize) -> Result<()> {
         let Some(edits) = self.edits() else { return Ok(()) };
+        let group = &*mesh.world;
         let mut edited: Vec<u8> = self.names().map(|name| u8::from(edits.contains_key(name))).collect();
         group.broadcast(&mut edited, rank)?;
         let edited = self.by_name.iter().zip(edited).filter(|(_, edited)| *edited != 0);
@@ -77,7 +78,7 @@ impl<'a> Gathered<'a> {
                 }
             }
             group.broadcast(&mut values, rank)?;
-            parameter.assign(&values, group.rank(), group.size())?;
+            parameter.assign(&values, mesh.place())?;
         }
         Ok(())
     }

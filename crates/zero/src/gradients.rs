@@ -15,6 +15,9 @@
 //! | replicated | sharded | when the backward synchronises, reduce-scatter | this rank's part of the bucket |
 //! | sharded | sharded | in every backward, reduce-scatter | this rank's part, added to its shard |
 //!
+//! Where ranks shard in several groups, each reduce-scatter runs in one group, and at the end of a backward that
+//! synchronises the parts held are all-reduced over the groups.
+//!
 //! Replicated gradients have a bucket each that lasts; sharded ones pass through a few buffers that all share.
 //!
 //! All gradients held bear one loss scale, that of the backward which came first since they were last forgotten; it
@@ -33,16 +36,19 @@
 //! | synchronised | reduced over all ranks, which agree on the parameters that hold one | running, empty |
 //! | failed | incomplete or lost; nothing may be read | none |
 
+mod exchange;
 mod measures;
+
+pub(crate) use exchange::bytes_of;
 
 use crate::bucket::{Bucket, Held, Memory};
 use crate::layout::BucketLayout;
+use crate::mesh::Mesh;
 use crate::overflow::{Finiteness, is_finite};
-use crate::{Error, Placement, Residence, Result};
+use crate::{Error, Residence, Result};
 use candle_core::{CpuStorage, DType, Storage, Tensor};
-use half::{bf16, f16};
 use rayon::prelude::*;
-use sconce_collectives::{Buffer, Communicator, Counts, Element, Pending, ReduceOp};
+use sconce_collectives::{Buffer, Communicator, Counts, ReduceOp};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -66,7 +72,7 @@ pub(crate) struct Gradients {
 #[derive(Debug, Default)]
 struct State {
     /// Set once the layout is known, before the first backward.
-    communicator: Option<Arc<dyn Communicator>>,
+    mesh: Option<Arc<Mesh>>,
     buckets: Vec<Bucket>,
     /// Bucket and slot of every parameter.
     places: Vec<(usize, usize)>,
@@ -83,6 +89,8 @@ struct State {
     synchronise: bool,
     /// Gradients that came in during this backward, by parameter.
     arrived: Vec<bool>,
+    /// How many gradients are still to come in, by parameter: one, but for parts that are computed again.
+    to_come: Vec<u32>,
     /// Whether a gradient is held since the last clear, by parameter.
     holds: Vec<bool>,
     /// The error behind candle's, if a hook failed.
@@ -102,16 +110,11 @@ enum Phase {
 impl Gradients {
     /// Says whether the buckets have been laid out.
     pub(crate) fn is_laid_out(&self) -> bool {
-        self.lock().communicator.is_some()
+        self.lock().mesh.is_some()
     }
 
     /// Allocates the buckets; called by all ranks with one layout.
-    pub(crate) fn lay_out(
-        &self,
-        communicator: &Arc<dyn Communicator>,
-        layouts: Vec<BucketLayout>,
-        parameters: usize,
-    ) -> Result<()> {
+    pub(crate) fn lay_out(&self, mesh: &Arc<Mesh>, layouts: Vec<BucketLayout>, parameters: usize) -> Result<()> {
         let mut state = self.lock();
         state.places = vec![(0, 0); parameters];
         let passing = layouts
@@ -120,25 +123,30 @@ impl Gradients {
             .map(BucketLayout::elements);
         let (largest, buffers) = (passing.clone().max().unwrap_or(0), passing.count().min(PASSING_BUFFERS));
         for _ in 0..buffers {
-            state.passing.push(communicator.allocate_elements::<f32>(largest)?);
+            state.passing.push(mesh.shard.allocate_elements::<f32>(largest)?);
         }
         for (number, layout) in layouts.into_iter().enumerate() {
             for (slot, place) in layout.slots.iter().enumerate() {
                 state.places[place.parameter] = (number, slot);
             }
-            let allocate = |elements| Ok(communicator.allocate_elements::<f32>(elements)?);
+            let group = match layout.placement.optimizer_state {
+                Residence::Replicated => &mesh.world,
+                Residence::Sharded => &mesh.shard,
+            };
+            let allocate = |elements| Ok(group.allocate_elements::<f32>(elements)?);
             state.buckets.push(Bucket::new(layout, allocate)?);
         }
         state.holds = vec![false; parameters];
         (state.scale, state.loss_scale) = (1.0, 1.0);
-        state.communicator = Some(Arc::clone(communicator));
+        state.mesh = Some(Arc::clone(mesh));
         Ok(())
     }
 
     /// Prepares for a backward pass; gradients held from earlier ones are scaled as clipping asked.
     ///
-    /// Returns the factor for the loss: `loss_scale`, or the one that gradients held from earlier passes bear.
-    pub(crate) fn begin(&self, synchronise: bool, loss_scale: f64) -> Result<f64> {
+    /// `to_come` says how many gradients each parameter gets, if that is not one. Returns the factor for the loss:
+    /// `loss_scale`, or the one that gradients held from earlier passes bear.
+    pub(crate) fn begin(&self, synchronise: bool, loss_scale: f64, to_come: Option<Vec<u32>>) -> Result<f64> {
         let mut state = self.lock();
         let state = &mut *state;
         state.check_complete()?;
@@ -152,6 +160,7 @@ impl Gradients {
         state.synchronise = synchronise;
         state.left = 0;
         state.arrived = vec![false; state.places.len()];
+        state.to_come = to_come.unwrap_or_else(|| vec![1; state.places.len()]);
         state.failure = None;
         for bucket in &mut state.buckets {
             bucket.missing = bucket.layout.slots.len();
@@ -159,16 +168,26 @@ impl Gradients {
         Ok(state.loss_scale)
     }
 
-    /// Takes a parameter's gradient of this backward; called by its hook.
-    pub(crate) fn accept(&self, parameter: usize, gradient: &Tensor) -> candle_core::Result<()> {
+    /// Takes a gradient of a parameter in this backward, and says whether it was the last to come; called by the
+    /// parameter's hook.
+    pub(crate) fn accept(&self, parameter: usize, gradient: &Tensor) -> candle_core::Result<bool> {
         let mut state = self.lock();
-        let outcome = state.add(parameter, gradient).and_then(|()| state.send_full_buckets());
-        if let Err(error) = outcome {
-            let message = candle_core::Error::msg(&error);
-            state.failure = Some(error);
-            return Err(message);
+        let state = &mut *state;
+        let added = state.add(parameter, gradient);
+        let outcome = added.map(|()| state.expect(parameter, -1));
+        state.then_send(outcome)
+    }
+
+    /// Corrects how many gradients of parameters are still to come in; returns the parameters whose gradients are complete
+    /// by that.
+    pub(crate) fn correct(&self, changes: &[(usize, i64)]) -> candle_core::Result<Vec<usize>> {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let mut complete = Vec::new();
+        for (parameter, change) in changes {
+            complete.extend(state.expect(*parameter, *change).then_some(*parameter));
         }
-        Ok(())
+        state.then_send(Ok(complete))
     }
 
     /// Gives up the backward under way; what is held is incomplete from now on.
@@ -205,9 +224,10 @@ impl Gradients {
             state.phase = Phase::Local;
             return Ok(());
         }
-        if let Some(communicator) = state.communicator.clone().filter(|_| may_be_unused) {
+        state.join_replicas()?;
+        if let Some(mesh) = state.mesh.clone().filter(|_| may_be_unused) {
             let mut held: Vec<u8> = state.holds.iter().map(|held| u8::from(*held)).collect();
-            communicator.all_reduce(&mut held, ReduceOp::Max)?;
+            mesh.world.all_reduce(&mut held, ReduceOp::Max)?;
             state.holds = held.iter().map(|held| *held != 0).collect();
         }
         state.phase = Phase::Synchronised;
@@ -288,10 +308,7 @@ impl Gradients {
     pub(crate) fn with_held<R>(&self, work: impl FnOnce(&[Held<'_>], &[bool]) -> R) -> Result<R> {
         let state = self.lock();
         state.check_complete()?;
-        let rank = state
-            .communicator
-            .as_ref()
-            .map_or(0, |communicator| communicator.rank());
+        let rank = state.rank();
         let is_local = state.phase != Phase::Synchronised;
         let views: Vec<_> = state
             .buckets
@@ -301,86 +318,9 @@ impl Gradients {
         Ok(work(&views, &state.holds))
     }
 
-    /// Gives every rank the other ranks' parts of what `own_part` says of its own, bucket by bucket, through the
-    /// gradients' memory; the gradients are forgotten.
-    ///
-    /// `own_part` fills this rank's part of a bucket of sharded state; `take` gets the whole bucket.
-    pub(crate) fn exchange_parts(
-        &self,
-        own_part: impl Fn(&BucketLayout, &mut [u8]) -> Result<()>,
-        take: impl Fn(&BucketLayout, &[u8]) -> Result<()>,
-    ) -> Result<()> {
-        let mut state = self.lock();
-        let state = &mut *state;
-        let Some(communicator) = state.communicator.clone() else {
-            return Ok(());
-        };
-        let is_exchanged = |layout: &BucketLayout| {
-            let Placement {
-                parameter,
-                optimizer_state,
-                ..
-            } = layout.placement;
-            (parameter, optimizer_state) == (Residence::Replicated, Residence::Sharded)
-        };
-        let numbers: Vec<_> = (0..state.buckets.len())
-            .filter(|n| is_exchanged(&state.buckets[*n].layout))
-            .collect();
-        if numbers.is_empty() {
-            return Ok(());
-        }
-        let mut under_way = std::collections::VecDeque::new();
-        for number in numbers {
-            if under_way.len() == PASSING_BUFFERS {
-                state.take_back(&mut under_way, &take)?;
-            }
-            let mut buffer = match std::mem::replace(&mut state.buckets[number].memory, Memory::Absent) {
-                Memory::Here(buffer) => buffer,
-                Memory::Absent => state.passing.pop().ok_or(INCOMPLETE)?,
-                _ => return Err(INCOMPLETE),
-            };
-            let layout = &state.buckets[number].layout;
-            own_part(
-                layout,
-                &mut buffer.as_mut_slice()[bytes_of(layout, layout.part(communicator.rank()))],
-            )?;
-            let exchange = match layout.dtype {
-                DType::F32 => exchange::<f32>,
-                DType::BF16 => exchange::<bf16>,
-                _ => exchange::<f16>,
-            };
-            let (elements, part_elements) = (layout.elements(), layout.part_elements);
-            let pending = communicator.run_behind(buffer, move |buffer, group| {
-                exchange(buffer, elements, part_elements, group)
-            });
-            under_way.push_back((number, pending));
-        }
-        while !under_way.is_empty() {
-            state.take_back(&mut under_way, &take)?;
-        }
-        state.forget();
-        Ok(())
-    }
-
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Returns where elements of a bucket lie when they are values, in the dtype of its parameters.
-pub(crate) fn bytes_of(layout: &BucketLayout, elements: Range<usize>) -> Range<usize> {
-    let size = layout.dtype.size_in_bytes();
-    elements.start * size..elements.end * size
-}
-
-fn exchange<T: Element>(
-    buffer: &mut Buffer,
-    elements: usize,
-    part_elements: usize,
-    group: &dyn Communicator,
-) -> sconce_collectives::Result<()> {
-    let values = &mut buffer.as_mut_slice::<T>()[..elements];
-    group.all_gather_in_place(values, Counts::Equal(part_elements))
 }
 
 impl State {
@@ -419,7 +359,7 @@ impl State {
 
     /// Changes the gradients held, block by block; padding is left alone, anything may be in it.
     fn change_held(&mut self, change: impl Fn(&mut [f32]) + Sync) {
-        let rank = self.communicator.as_ref().map_or(0, |communicator| communicator.rank());
+        let rank = self.rank();
         let in_blocks = |values: &mut [f32]| values.par_chunks_mut(BLOCK).for_each(&change);
         for bucket in &mut self.buckets {
             for slot in bucket.layout.slots.iter().filter(|slot| self.holds[slot.parameter]) {
@@ -469,10 +409,31 @@ impl State {
             }
         })?;
         self.holds[parameter] = true;
-        if !std::mem::replace(&mut self.arrived[parameter], true) {
-            self.buckets[number].missing -= 1;
-        }
+        self.arrived[parameter] = true;
         Ok(())
+    }
+
+    /// Changes how many gradients of a parameter are still to come in; says whether it is complete by that.
+    fn expect(&mut self, parameter: usize, change: i64) -> bool {
+        let before = i64::from(self.to_come[parameter]);
+        let after = (before + change).max(0);
+        self.to_come[parameter] = after as u32;
+        // What never comes is dealt with at the end.
+        let is_complete = before > 0 && after == 0 && self.arrived[parameter];
+        if is_complete {
+            self.buckets[self.places[parameter].0].missing -= 1;
+        }
+        is_complete
+    }
+
+    /// Starts what can be reduced after a change, unless that failed; keeps the error for the engine.
+    fn then_send<T>(&mut self, outcome: Result<T>) -> candle_core::Result<T> {
+        let outcome = outcome.and_then(|value| self.send_full_buckets().map(|()| value));
+        outcome.map_err(|error| {
+            let message = candle_core::Error::msg(&error);
+            self.failure = Some(error);
+            message
+        })
     }
 
     /// Runs `work` on every chunk of a parameter's slot, with the range of the parameter's elements in it.
@@ -527,9 +488,36 @@ impl State {
         Ok(())
     }
 
+    /// Makes the parts that this rank holds the mean over the groups of ranks that shard, each of which has its own.
+    fn join_replicas(&mut self) -> Result<()> {
+        let rank = self.rank();
+        let Some(replicas) = self.mesh.as_ref().and_then(|mesh| mesh.replicas.clone()) else {
+            return Ok(());
+        };
+        for bucket in self.buckets.iter_mut().filter(|bucket| bucket.is_stepped_by_parts()) {
+            let part = bucket.layout.part(rank);
+            let reduced = match &mut bucket.memory {
+                Memory::Here(buffer) => &mut buffer.as_mut_slice::<f32>()[part],
+                _ => &mut bucket.shard,
+            };
+            replicas.all_reduce(reduced, ReduceOp::Mean)?;
+        }
+        Ok(())
+    }
+
+    /// Returns this rank's number among those that shard together.
+    fn rank(&self) -> usize {
+        self.mesh.as_ref().map_or(0, |mesh| mesh.shard.rank())
+    }
+
+    /// Returns the ranks that shard together, once the layout is known.
+    fn shard_group(&self) -> Option<Arc<dyn Communicator>> {
+        self.mesh.as_ref().map(|mesh| Arc::clone(&mesh.shard))
+    }
+
     /// Starts the reduction of every bucket whose turn it is.
     fn send_full_buckets(&mut self) -> Result<()> {
-        let Some(communicator) = self.communicator.clone() else {
+        let Some(mesh) = self.mesh.clone() else {
             return Ok(());
         };
         while self.left < self.buckets.len() {
@@ -542,8 +530,9 @@ impl State {
                 let layout = &bucket.layout;
                 let (elements, part_elements) = (layout.elements(), layout.part_elements);
                 let whole = !bucket.is_stepped_by_parts();
+                let group = if whole { &mesh.world } else { &mesh.shard };
                 bucket.memory = match std::mem::replace(&mut bucket.memory, Memory::Lost) {
-                    Memory::Here(buffer) => Memory::Away(communicator.run_behind(buffer, move |buffer, group| {
+                    Memory::Here(buffer) => Memory::Away(group.run_behind(buffer, move |buffer, group| {
                         let elements = &mut buffer.as_mut_slice::<f32>()[..elements];
                         if whole {
                             group.all_reduce(elements, ReduceOp::Mean)
@@ -561,7 +550,7 @@ impl State {
 
     /// Waits for a bucket that is away; a sharded gradient is added to its shard.
     fn bring_back(&mut self, number: usize) -> Result<()> {
-        let rank = self.communicator.as_ref().map_or(0, |communicator| communicator.rank());
+        let rank = self.rank();
         let bucket = &mut self.buckets[number];
         if !matches!(bucket.memory, Memory::Away(_)) {
             return Ok(());
@@ -577,29 +566,8 @@ impl State {
         let own = bucket.layout.part(rank);
         bucket.add_to_shard(&buffer.as_slice::<f32>()[own]);
         bucket.memory = Memory::Absent;
-        if buffer.is_shared() || self.communicator.as_ref().is_some_and(|group| group.size() == 1) {
+        if buffer.is_shared() || self.mesh.as_ref().is_some_and(|mesh| mesh.shard.size() == 1) {
             self.passing.push(buffer);
-        }
-        Ok(())
-    }
-
-    /// Waits for the exchange that was started first and hands its bucket on.
-    fn take_back(
-        &mut self,
-        under_way: &mut std::collections::VecDeque<(usize, Pending<Buffer>)>,
-        take: &impl Fn(&BucketLayout, &[u8]) -> Result<()>,
-    ) -> Result<()> {
-        let Some((number, pending)) = under_way.pop_front() else {
-            return Ok(());
-        };
-        let buffer = pending.wait()?;
-        let bucket = &mut self.buckets[number];
-        let layout = &bucket.layout;
-        take(layout, &buffer.as_slice()[bytes_of(layout, 0..layout.elements())])?;
-        if bucket.is_sharded() {
-            self.passing.push(buffer);
-        } else {
-            bucket.memory = Memory::Here(buffer);
         }
         Ok(())
     }

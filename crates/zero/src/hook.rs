@@ -1,7 +1,7 @@
 //! The hook through which a parameter's gradient is caught in the middle of the backward pass.
 //!
 //! A model gets `anchor.apply_op1(GradientHook)` for a parameter. candle calls [`GradientHook::bwd`] exactly once per
-//! backward, when every consumer of the parameter has contributed: the gradient goes straight into its bucket, and
+//! backward of a graph, when every consumer of the parameter in it has contributed: the gradient goes straight into its bucket, and
 //! `None` keeps it out of candle's gradient store.
 
 use crate::parameters::Receivers;
@@ -43,8 +43,8 @@ impl CustomOp1 for GradientHook {
     }
 
     fn bwd(&self, _anchor: &Tensor, _parameter: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        self.receivers.gradients.accept(self.number, gradient)?;
-        if let Some(units) = self.receivers.units.upgrade() {
+        let is_complete = self.receivers.gradients.accept(self.number, gradient)?;
+        if let Some(units) = self.receivers.units.upgrade().filter(|_| is_complete) {
             units.gradient_came(self.number)?;
         }
         Ok(None)

@@ -8,11 +8,17 @@ use std::path::PathBuf;
 pub struct EngineOptions {
     /// Where state lives.
     pub strategy: Box<dyn ShardingStrategy>,
+    /// How many ranks shard together: ranks `0..n`, `n..2n` and so on, each group a replica of the others. `None` is all
+    /// ranks. What is replicated is so over all ranks in any case.
+    pub shard_group: Option<usize>,
     /// Parameters that are not trained: they get no gradient and no optimizer state, but are sharded and saved as others.
     pub frozen: ParameterSet,
     /// Which of the parts that the model declares become units; all by default. The parameters of others belong to the
     /// part around them; where there is none, they are whole on every rank.
     pub units: UnitPolicy,
+    /// Which of the parts that the model declares compute again in the backward instead of keeping what it needs:
+    /// activation checkpointing. None by default; units and others alike.
+    pub recompute: UnitPolicy,
     /// How losses are scaled before the backward; `None` takes them as they are.
     pub loss_scaling: Option<LossScaling>,
     /// Skips a step when a gradient of any rank is not finite, also without loss scaling, which always does; by default
@@ -35,8 +41,10 @@ impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             strategy: Box::new(DataParallel),
+            shard_group: None,
             frozen: ParameterSet::none(),
             units: UnitPolicy::all(),
+            recompute: UnitPolicy::none(),
             loss_scaling: None,
             skip_nonfinite: false,
             find_unused_parameters: false,

@@ -2,6 +2,7 @@
 
 use crate::gradients::Gradients;
 use crate::hook::{GradientHook, anchor};
+use crate::mesh::Mesh;
 use crate::shard::{Chunk, Shard};
 use crate::storage::{ElementsMut, is_managed_dtype, with_values, zeros};
 use crate::units::Units;
@@ -169,7 +170,8 @@ impl Parameter {
     }
 
     /// Gives a replicated parameter rank 0's values on all ranks, and drops masters that other ranks update.
-    pub(crate) fn synchronise(&self, group: &dyn sconce_collectives::Communicator) -> Result<()> {
+    pub(crate) fn synchronise(&self, mesh: &Mesh) -> Result<()> {
+        let group = &*mesh.world;
         match &self.home {
             Home::Shard { .. } | Home::Unbuilt => Ok(()),
             Home::Tensor => with_values(&self.tensor, |values| match values {
@@ -185,7 +187,8 @@ impl Parameter {
                     with_values(&self.tensor, |values| values.round_from(&masters.values))?;
                 }
                 if self.placement.optimizer_state == Residence::Sharded {
-                    let chunk = chunk_of(self.info.elements(), group.rank(), group.size());
+                    let (rank, world) = mesh.place();
+                    let chunk = chunk_of(self.info.elements(), rank, world);
                     masters.values = masters.values[chunk.clone()].to_vec();
                     masters.start = chunk.start;
                 }
@@ -195,7 +198,7 @@ impl Parameter {
     }
 
     /// Replaces the values on this rank, wherever they are; a gathered copy of a sharded parameter stays as it was.
-    pub(crate) fn assign(&self, values: &[f32], rank: usize, world: usize) -> Result<()> {
+    pub(crate) fn assign(&self, values: &[f32], (rank, world): (usize, usize)) -> Result<()> {
         match &self.home {
             Home::Tensor | Home::Unbuilt => Ok(with_values(&self.tensor, |whole| whole.round_from(values))?),
             Home::Beside(masters) => {
@@ -264,6 +267,7 @@ pub(crate) struct Parameters {
     strategy: Arc<dyn ShardingStrategy>,
     frozen: ParameterSet,
     chosen: UnitPolicy,
+    recomputed: UnitPolicy,
     rank: usize,
     world: usize,
     registered: Mutex<Registered>,
@@ -286,6 +290,13 @@ struct Registered {
 struct OpenPart {
     number: usize,
     shares: Vec<(Chunk, Initial)>,
+}
+
+/// What becomes of a part.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Part {
+    pub(crate) is_unit: bool,
+    pub(crate) is_recomputed: bool,
 }
 
 /// A part as the model declared it; a unit if it is chosen.
@@ -313,13 +324,14 @@ impl Parameters {
     pub(crate) fn new(
         strategy: Arc<dyn ShardingStrategy>,
         frozen: ParameterSet,
-        chosen: UnitPolicy,
+        (chosen, recomputed): (UnitPolicy, UnitPolicy),
         (rank, world): (usize, usize),
     ) -> Self {
         Self {
             strategy,
             frozen,
             chosen,
+            recomputed,
             rank,
             world,
             registered: Mutex::default(),
@@ -441,13 +453,13 @@ impl Parameters {
         number
     }
 
-    /// Ends the innermost part and says whether it is a unit. A unit's sharded parameters are laid out; those of another
+    /// Ends the innermost part and says what it is. A unit's sharded parameters are laid out; those of another
     /// part go to the part around it, and where there is none they are whole from now on.
-    pub(crate) fn close_part(&self) -> Result<bool> {
+    pub(crate) fn close_part(&self) -> Result<Part> {
         let mut registered = self.lock();
         let registered = &mut *registered;
         let Some(OpenPart { number, shares }) = registered.open.pop() else {
-            return Ok(false);
+            return Ok(Part::default());
         };
         let UnitOfParameters {
             name,
@@ -464,10 +476,14 @@ impl Parameters {
         let is_in_shard = |number: &usize| matches!(all[*number].home, Home::Shard { .. });
         // With nothing around it, a part that shares a unit's parameters needs them gathered, too.
         let must_gather = registered.open.is_empty() && parameters.iter().any(is_in_shard);
-        if self.chosen.chooses(&candidate) || must_gather {
+        let part = Part {
+            is_unit: self.chosen.chooses(&candidate) || must_gather,
+            is_recomputed: self.recomputed.chooses(&candidate),
+        };
+        if part.is_unit {
             registered.units[number].is_chosen = true;
             registered.lay_out(number, shares, (self.rank, self.world))?;
-            return Ok(true);
+            return Ok(part);
         }
         let parameters = parameters.clone();
         match registered.open.last_mut() {
@@ -479,7 +495,7 @@ impl Parameters {
                 .into_iter()
                 .try_for_each(|(chunk, initial)| registered.parameters[chunk.parameter].make_whole(&initial))?,
         }
-        Ok(false)
+        Ok(part)
     }
 
     /// Returns the classes that parts were declared with, in order of declaration and with repetitions.
@@ -499,6 +515,11 @@ impl Parameters {
             what: "use of the model while one of its units is being built",
             hint: "build the whole model first, then run it",
         })
+    }
+
+    /// Says whether parts may be computed again.
+    pub(crate) fn may_recompute(&self) -> bool {
+        !self.recomputed.is_none()
     }
 
     /// Says whether any parameter is sharded.

@@ -3,6 +3,7 @@
 //! A model declares a unit around each of its blocks; without sharded parameters a unit costs nothing.
 
 use crate::gates::{InputGate, OutputGate};
+use crate::recompute;
 use crate::units::{Invocation, Units};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -71,21 +72,26 @@ pub fn unit_of_class<M>(
     // Whatever comes back (an error, from most backends) means nothing; the answer is beside it.
     drop(vb.get_unchecked_dtype(QUESTION, DType::U8));
     let Some(units) = ANSWER.with_borrow_mut(Option::take) else {
-        let module = build(vb)?;
+        let module = Arc::new(build(vb)?);
         return Ok(Unit { module, place: None });
     };
     let number = units.parameters().open_part(&vb.prefix(), class);
     let module = build(vb);
-    let is_unit = units.parameters().close_part();
-    let module = module?;
-    let place = is_unit?.then_some(Place { units, number });
+    let end = units.parameters().close_part();
+    let module = Arc::new(module?);
+    let end = end?;
+    let place = (end.is_unit || end.is_recomputed).then_some(Place {
+        units,
+        number,
+        is_recomputed: end.is_recomputed,
+    });
     Ok(Unit { module, place })
 }
 
 /// A part of a model whose parameters are there while it computes.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Unit<M> {
-    module: M,
+    module: Arc<M>,
     place: Option<Place>,
 }
 
@@ -93,6 +99,16 @@ pub struct Unit<M> {
 struct Place {
     units: Arc<Units>,
     number: usize,
+    is_recomputed: bool,
+}
+
+impl<M> Clone for Unit<M> {
+    fn clone(&self) -> Self {
+        Self {
+            module: Arc::clone(&self.module),
+            place: self.place.clone(),
+        }
+    }
 }
 
 impl<M> Unit<M> {
@@ -101,9 +117,38 @@ impl<M> Unit<M> {
     /// All tensors that `forward` uses and that have gradients come in as `inputs`, all that it makes go out as its
     /// result. They are tensors, pairs, arrays or vectors of them; see [`Tensors`].
     ///
+    /// What [`EngineOptions::recompute`](crate::EngineOptions::recompute) chooses keeps its inputs for the backward, and
+    /// nothing else: `forward` runs once more there and must come to the same result. That is why it is a function that can
+    /// be kept and called again; [`Unit::run_once`] takes any other.
+    ///
     /// # Errors
     /// Those of `forward`, and failures of the gather.
-    pub fn run<I: Tensors, O: Tensors>(&self, inputs: I, forward: impl FnOnce(&M, I) -> Result<O>) -> Result<O> {
+    pub fn run<I, O>(&self, inputs: I, forward: impl Fn(&M, I) -> Result<O> + Send + Sync + 'static) -> Result<O>
+    where
+        M: Send + Sync + 'static,
+        I: Tensors + Clone + Send + Sync + 'static,
+        O: Tensors,
+    {
+        let Some(place) = self.place.as_ref().filter(|place| place.is_recomputed) else {
+            return self.run_once(inputs, forward);
+        };
+        let invocation = place.units.enter_forward(place.number)?;
+        let module = Arc::clone(&self.module);
+        let outcome = recompute::run(&place.units, place.number, inputs, move |inputs| {
+            forward(&module, inputs)
+        });
+        let outcome = outcome.and_then(|outputs| place.keep_outputs(outputs));
+        let left = invocation.map_or(Ok(()), |_| place.units.leave_forward(place.number));
+        let outputs = outcome?;
+        left?;
+        Ok(outputs)
+    }
+
+    /// Does what [`Unit::run`] does, but never computes again in the backward.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn run_once<I: Tensors, O: Tensors>(&self, inputs: I, forward: impl FnOnce(&M, I) -> Result<O>) -> Result<O> {
         let Some(place) = &self.place else {
             return forward(&self.module, inputs);
         };
@@ -155,20 +200,29 @@ impl Place {
                     invocation: Arc::clone(invocation),
                 });
             }
-            if self.units.holds(self.number, &output) {
-                return output.force_contiguous();
-            }
-            Ok(output)
+            self.keep(output)
         })
+    }
+
+    fn keep_outputs<O: Tensors>(&self, outputs: O) -> Result<O> {
+        outputs.map(&mut |output| self.keep(output))
+    }
+
+    /// Copies a result that is a parameter, which goes.
+    fn keep(&self, output: Tensor) -> Result<Tensor> {
+        if self.units.holds(self.number, &output) {
+            return output.force_contiguous();
+        }
+        Ok(output)
     }
 }
 
 /// Says whether a backward goes through a tensor; candle also records integers, but never differentiates them.
-fn has_gradient(tensor: &Tensor) -> bool {
+pub(crate) fn has_gradient(tensor: &Tensor) -> bool {
     tensor.dtype().is_float() && tensor.track_op()
 }
 
-impl<M: Module> Module for Unit<M> {
+impl<M: Module + Send + Sync + 'static> Module for Unit<M> {
     fn forward(&self, xs: &Tensor) -> Result<Tensor> {
         self.run(xs.clone(), |module, xs| module.forward(&xs))
     }

@@ -41,6 +41,11 @@ impl UnitPolicy {
         }
     }
 
+    /// Says whether it is the policy that chooses none.
+    pub(crate) fn is_none(&self) -> bool {
+        self.rule.is_none()
+    }
+
     /// Says whether a part is chosen.
     pub fn chooses(&self, candidate: &UnitCandidate<'_>) -> bool {
         self.rule.as_ref().is_some_and(|rule| rule(candidate))

@@ -20,14 +20,17 @@
 //! While a trace is known, gathers of the units that come next run ahead, within the limits of
 //! [`Gathering`](crate::Gathering). Ranks whose models run alike start the same gathers in the same order.
 
+use crate::gradients::Gradients;
 use crate::parameters::{Home, Parameters};
+use crate::recompute::Runs;
 use crate::shard::{DiskShares, Shard};
 use crate::trace::{Event, Pass, Trace};
 use crate::{BackwardPrefetch, DiskOptions, DiskValues, Error, Gathering, Result, Tier};
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Tensor, TensorId};
 use sconce_collectives::{Communicator, Pending};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The units of one model on one rank.
 #[derive(Debug)]
@@ -36,6 +39,10 @@ pub(crate) struct Units {
     gathering: Gathering,
     disk: Option<DiskOptions>,
     parameters: Arc<Parameters>,
+    gradients: Arc<Gradients>,
+    /// Trained parameters by their tensors, once all are known.
+    numbers: OnceLock<HashMap<TensorId, usize>>,
+    runs: Runs,
     state: Mutex<State>,
     /// Set when a loss has been reported that is no number.
     has_warned: AtomicBool,
@@ -79,6 +86,8 @@ pub(crate) struct Live {
 #[derive(Debug, Default)]
 struct Unit {
     shards: Vec<usize>,
+    /// Trained parameters, those of parts within it too; the last created first, as their gradients mostly come.
+    trained: Vec<usize>,
     /// Parameters whose gradients a backward waits for.
     awaited: usize,
     /// Set while its backward is under way.
@@ -118,12 +127,16 @@ impl Units {
         gathering: Gathering,
         disk: Option<DiskOptions>,
         parameters: Arc<Parameters>,
+        gradients: Arc<Gradients>,
     ) -> Self {
         Self {
             communicator,
             gathering,
             disk,
             parameters,
+            gradients,
+            numbers: OnceLock::new(),
+            runs: Runs::default(),
             state: Mutex::default(),
             has_warned: AtomicBool::new(false),
         }
@@ -140,7 +153,7 @@ impl Units {
 
     /// Makes a unit's parameters present for its forward; `None` if none is sharded, so that nothing is to be done.
     pub(crate) fn enter_forward(&self, unit: usize) -> Result<Option<Arc<Invocation>>> {
-        if !self.parameters.has_shards() {
+        if !self.parameters.has_shards() && !self.parameters.may_recompute() {
             return Ok(None);
         }
         let mut state = self.ready()?;
@@ -188,6 +201,72 @@ impl Units {
         });
         state.use_shards(unit);
         self.run(state, unit, Pass::Backward)
+    }
+
+    /// Makes a part's parameters present to compute it again.
+    pub(crate) fn enter_again(&self, part: usize) -> Result<()> {
+        let mut state = self.lock();
+        if state.units[part].shards.is_empty() {
+            return Ok(());
+        }
+        state.use_shards(part);
+        self.run(&mut state, part, Pass::Backward)
+    }
+
+    /// Gives a part's parameters up that was computed again and differentiated.
+    pub(crate) fn leave_again(&self, part: usize) -> Result<()> {
+        let mut state = self.lock();
+        state.give_up(part, false)?;
+        self.start_ahead(&mut state, Moment::BackwardEnded);
+        Ok(())
+    }
+
+    /// Returns the parameters whose gradients a backward from `root` brings, in their order and as often as it does; what
+    /// is computed again brings the gradients of all its trained parameters.
+    pub(crate) fn gradients_of(&self, root: &Tensor) -> Vec<usize> {
+        let numbers = self.numbers.get_or_init(|| self.parameters.numbers());
+        let mut order = Vec::new();
+        for node in root.sorted_nodes() {
+            if let Some(number) = numbers.get(&node.id()) {
+                order.push(*number);
+            } else if let Some(part) = self.runs.part(node.id()) {
+                order.extend(&self.lock().units[part].trained);
+            }
+        }
+        order
+    }
+
+    /// Returns how many gradients a backward from `loss` brings each parameter, if that may be more than one.
+    pub(crate) fn gradients_to_come(&self, loss: &Tensor) -> Option<Vec<u32>> {
+        if !self.parameters.may_recompute() {
+            return None;
+        }
+        let mut counts = vec![0; self.parameters.all().len()];
+        self.gradients_of(loss)
+            .into_iter()
+            .for_each(|parameter| counts[parameter] += 1);
+        Some(counts)
+    }
+
+    /// Tells the gradients what the backward of a part that was computed again brings, in place of what it counted for.
+    pub(crate) fn expect_of(&self, part: usize, root: &Tensor) -> Result<()> {
+        let mut changes = std::collections::BTreeMap::new();
+        for parameter in self.gradients_of(root) {
+            *changes.entry(parameter).or_insert(0i64) += 1;
+        }
+        for parameter in &self.lock().units[part].trained {
+            *changes.entry(*parameter).or_insert(0i64) -= 1;
+        }
+        let changes: Vec<_> = changes.into_iter().filter(|(_, change)| *change != 0).collect();
+        let complete = self.gradients.correct(&changes)?;
+        complete
+            .into_iter()
+            .try_for_each(|parameter| self.gradient_came(parameter))
+    }
+
+    /// Returns the runs in graphs of parts that compute again.
+    pub(crate) fn runs(&self) -> &Runs {
+        &self.runs
     }
 
     /// Notes that a parameter's gradient is complete.
@@ -432,28 +511,32 @@ impl State {
         let (units, _) = parameters.units();
         self.units_of.resize(all.len(), Vec::new());
         for number in self.units.len()..units.len() {
-            if !units[number].is_chosen {
-                self.units.push(Unit::default());
-                continue;
-            }
-            let shards = self.shards_of(units[number].parameters.iter().map(|number| &all[*number].home));
+            let gathered = units[number].parameters.iter().filter(|_| units[number].is_chosen);
+            let shards = self.shards_of(gathered.map(|number| &all[*number].home));
             let is_frozen = |shard: &usize| !self.shards[*shard].shard.is_trained();
-            let mut awaited = units[number].parameters.clone();
-            if shards.iter().any(is_frozen) {
-                let lies_within = |unit: &usize| {
-                    std::iter::successors(units[*unit].outer, |unit| units[*unit].outer).any(|outer| outer == number)
-                };
-                let inner = (number + 1..units.len()).filter(lies_within);
-                awaited.extend(inner.flat_map(|unit| &units[unit].parameters));
+            let lies_within = |unit: &usize| {
+                std::iter::successors(units[*unit].outer, |unit| units[*unit].outer).any(|outer| outer == number)
+            };
+            let inner = (number + 1..units.len()).filter(lies_within);
+            let own = &units[number].parameters;
+            let mut trained: Vec<_> = own
+                .iter()
+                .chain(inner.flat_map(|unit| &units[unit].parameters))
+                .copied()
+                .collect();
+            trained.retain(|parameter| all[*parameter].is_trained);
+            trained.sort_unstable_by(|a, b| b.cmp(a));
+            trained.dedup();
+            let mut awaited = trained.clone();
+            if !shards.iter().any(is_frozen) {
+                awaited.retain(|parameter| own.contains(parameter));
             }
-            awaited.retain(|parameter| all[*parameter].is_trained);
-            awaited.sort_unstable();
-            awaited.dedup();
             awaited
                 .iter()
                 .for_each(|parameter| self.units_of[*parameter].push(number));
             self.units.push(Unit {
                 shards,
+                trained,
                 awaited: awaited.len(),
                 backward: None,
             });

@@ -11,7 +11,7 @@ impl Gradients {
     pub(crate) fn are_finite(&self) -> Result<bool> {
         let (finiteness, communicator) = {
             let state = self.lock();
-            (state.finiteness, state.communicator.clone())
+            (state.finiteness, state.shard_group())
         };
         let (None, Some(communicator)) = (finiteness.known(), communicator) else {
             return Ok(finiteness.known() != Some(false));
@@ -34,7 +34,7 @@ impl Gradients {
         let (communicator, scale, loss_scale, is_global) = {
             let state = self.lock();
             let is_global = state.phase == Phase::Synchronised;
-            (state.communicator.clone(), state.scale, state.loss_scale, is_global)
+            (state.shard_group(), state.scale, state.loss_scale, is_global)
         };
         let Some(communicator) = communicator else {
             return Ok(0.0);

@@ -199,7 +199,7 @@ fn a_step_within_a_units_forward_is_refused_and_possible_afterwards() {
         let loss = mean_square(&layers[1].forward(&layers[0].forward(&rows(0, 0)).unwrap()).unwrap()).unwrap();
         engine.backward(&loss, true).unwrap();
         let input = rows(0, 0);
-        let output = layers[0].run(input, |layer, rows| {
+        let output = layers[0].run_once(input, |layer, rows| {
             assert_says(
                 engine.step(0.1),
                 &["while a unit computes", "outside of the model's forward"],
@@ -225,7 +225,7 @@ fn an_error_within_a_units_forward_leaves_no_trace() {
                 if fails && step != 1 {
                     layers[0].forward(&rows(0, 0)).unwrap();
                     assert_says(layers[1].forward(&rows(0, 0).t().unwrap()), &["shape mismatch"]);
-                    let nested = layers[0].run(rows(0, 0), |_, rows| layers[1].forward(&rows.t()?));
+                    let nested = layers[0].run_once(rows(0, 0), |_, rows| layers[1].forward(&rows.t()?));
                     assert_says(nested, &["shape mismatch"]);
                 }
                 losses.extend(flat(&train(&engine, &layers)));
