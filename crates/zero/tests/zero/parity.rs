@@ -4,8 +4,8 @@ use super::{bits, engine, flat, on_ranks, values};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
 use sconce_zero::{
-    BackwardPrefetch, DataParallel, Engine, EngineOptions, Gathering, ParameterSet, Sgd, ShardingStrategy, Weights,
-    ZeroStage,
+    BackwardPrefetch, DataParallel, Engine, EngineOptions, Gathering, ParameterSet, Sgd, ShardingStrategy, UnitPolicy,
+    Weights, ZeroStage,
 };
 use std::collections::HashMap;
 
@@ -157,13 +157,16 @@ pub(crate) fn assert_sharding_changes_nothing(
 ) -> Vec<Vec<u32>> {
     let mut reports = Vec::new();
     for world in 1..=3 {
-        let run = |strategy: &(dyn Fn() -> Box<dyn ShardingStrategy> + Sync), gathering: &Gathering| {
+        let run = |strategy: &(dyn Fn() -> Box<dyn ShardingStrategy> + Sync),
+                   gathering: &Gathering,
+                   recompute: &UnitPolicy| {
             on_ranks(world, |communicator| {
                 let engine = engine(
                     &communicator,
                     EngineOptions {
                         strategy: strategy(),
                         gathering: gathering.clone(),
+                        recompute: recompute.clone(),
                         ..options()
                     },
                 );
@@ -171,14 +174,23 @@ pub(crate) fn assert_sharding_changes_nothing(
                 (report, engine.memory())
             })
         };
-        let expected = run(&baseline, &Gathering::default());
+        let (all, none) = (UnitPolicy::all(), UnitPolicy::none());
+        let expected = run(&baseline, &Gathering::default(), &none);
         let is_number = |bits: &u32| f32::from_bits(*bits).is_finite();
         assert!(expected.iter().all(|(report, _)| report.iter().all(is_number)));
         assert_eq!(expected[0].1.gathered_peak, 0);
-        for gathering in gatherings() {
-            let found = run(&|| Box::new(SHARDED), &gathering);
+        let again = run(&baseline, &Gathering::default(), &all);
+        for (found, expected) in again.iter().zip(&expected) {
+            assert_eq!(found.0, expected.0, "world {world}, recomputed");
+        }
+        let runs = gatherings().map(|gathering| [(gathering.clone(), &none), (gathering, &all)]);
+        for (gathering, recompute) in runs.into_iter().flatten() {
+            let found = run(&|| Box::new(SHARDED), &gathering, recompute);
             for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                assert_eq!(found.0, expected.0, "world {world}, rank {rank}, {gathering:?}");
+                assert_eq!(
+                    found.0, expected.0,
+                    "world {world}, rank {rank}, {gathering:?}, recomputed {recompute:?}"
+                );
                 assert_eq!(found.1.gathered, 0, "world {world}, rank {rank}, {gathering:?}");
                 assert!(found.1.gathered_peak > 0, "nothing was sharded");
             }
