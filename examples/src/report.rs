@@ -69,7 +69,7 @@ pub fn print(accelerator: &dyn Accelerator, steps: u64) {
         mib(memory.optimizer_state),
         mib(memory.buffers)
     ));
-    for traffic in accelerator.communicator().traffic() {
+    for traffic in accelerator.traffic() {
         accelerator.print(format_args!(
             "moved by {}: {:.1} calls and {:.2} MiB a step",
             traffic.kind.name(),

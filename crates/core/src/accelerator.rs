@@ -7,7 +7,7 @@ use crate::schedule::Scheduler;
 use crate::{Error, Optimizer, Result, RunSettings};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
-use sconce_collectives::{Communicator, ReduceOp, World};
+use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
 use sconce_zero::{CandleOptimizer, MemoryReport, OptimizerRule, Weights};
 use std::sync::Arc;
 
@@ -74,6 +74,9 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
     /// `max_norm` not above 0, or another than was decided for the run ([`Clipping`](crate::Clipping)), or the last
     /// backward failed.
     fn clip_grad_norm(&self, max_norm: f64) -> Result<Option<f64>>;
+
+    /// Returns what this rank has moved in all groups of ranks that training uses, by kind of operation.
+    fn traffic(&self) -> Vec<Traffic>;
 
     /// Returns how many bytes of training state this rank holds.
     fn memory(&self) -> MemoryReport;

@@ -7,7 +7,7 @@ use crate::deepspeed::GradientReduction;
 use crate::{Accelerator, Optimizer, Result, RunSettings};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
-use sconce_collectives::{Communicator, Connection, World};
+use sconce_collectives::{Communicator, Connection, Traffic, World};
 use sconce_zero::{CandleOptimizer, Engine, MemoryReport, OptimizerRule, Weights};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -44,6 +44,14 @@ impl ManagedAccelerator {
             clipping: Arc::new(StepClipping::new(settings.clipping.clone())),
             settings,
             _connection: connection,
+        }
+    }
+
+    /// Fails if a wrap policy names classes that the model does not have.
+    fn check_classes(&self) -> Result<()> {
+        match &self.settings.fully_sharded {
+            Some(run) => Ok(run.auto_wrap_policy.check_classes(&self.engine.unit_classes())?),
+            None => Ok(()),
         }
     }
 
@@ -92,12 +100,14 @@ impl Accelerator for ManagedAccelerator {
     }
 
     fn prepare_optimizer(&self, rule: Box<dyn OptimizerRule>) -> Result<Optimizer> {
+        self.check_classes()?;
         let learning_rate = rule.base_learning_rate();
         self.engine.set_optimizer(rule)?;
         Ok(self.optimizer(learning_rate))
     }
 
     fn prepare_candle_optimizer(&self, optimizer: CandleOptimizer) -> Result<Optimizer> {
+        self.check_classes()?;
         let learning_rate = self.engine.set_candle_optimizer(optimizer)?;
         Ok(self.optimizer(learning_rate))
     }
@@ -126,6 +136,10 @@ impl Accelerator for ManagedAccelerator {
         let norm = self.engine.clip_grad_norm(max_norm)?;
         self.clipping.note();
         Ok(Some(norm))
+    }
+
+    fn traffic(&self) -> Vec<Traffic> {
+        self.engine.traffic()
     }
 
     fn memory(&self) -> MemoryReport {

@@ -64,7 +64,6 @@ impl FullySharded {
         let strategy = Box::new(FsdpPlacement {
             strategy: self.strategy,
             ignored: self.ignored_modules.clone(),
-            has_units: !matches!(self.auto_wrap_policy, WrapPolicy::NoWrap),
         });
         if !self.offload_params {
             return strategy;
@@ -129,30 +128,7 @@ impl FullySharded {
         }
     }
 
-    /// Returns what of this run the engine of this version does otherwise. Each is one line.
-    pub fn not_carried_out(&self) -> Vec<String> {
-        let mut list = Vec::new();
-        if self.strategy.shards() && !self.strategy.reshards_after_forward() {
-            list.push("parameters are released after the forward all the same, as in FULL_SHARD");
-        }
-        if self.strategy.is_hybrid() {
-            list.push("all ranks are one group all the same");
-        }
-        let by_parts = match &self.auto_wrap_policy {
-            WrapPolicy::NoWrap => false,
-            WrapPolicy::TransformerBased { classes } => !classes.is_empty(),
-            WrapPolicy::SizeBased { .. } | WrapPolicy::Chosen(_) => true,
-        };
-        if by_parts && self.strategy.shards() {
-            list.push("every part that the model declares is a unit all the same, whatever auto_wrap_policy chooses");
-        }
-        if self.activation_checkpointing {
-            list.push("activation_checkpointing has no effect yet");
-        }
-        list.into_iter().map(str::to_owned).collect()
-    }
-
-    /// Makes `options` those of this run, but for what is [not carried out](Self::not_carried_out).
+    /// Makes `options` those of this run.
     ///
     /// # Errors
     /// As [`FullySharded::shard_group`].
@@ -162,9 +138,11 @@ impl FullySharded {
         world_size: usize,
         local_size: usize,
     ) -> Result<EngineOptions> {
-        self.shard_group(world_size, local_size)?;
         Ok(EngineOptions {
             strategy: self.placement(),
+            shard_group: self.shard_group(world_size, local_size)?,
+            units: self.units(),
+            recompute: self.recomputed(),
             gathering: self.gathering(options.gathering.clone()),
             ..options
         })

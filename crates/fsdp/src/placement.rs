@@ -3,13 +3,11 @@
 use crate::{FsdpStrategy, IgnoredModules};
 use sconce_zero::{ParameterInfo, Placement, Residence, ShardingStrategy};
 
-/// The placements of a strategy that shards.
+/// The placements of a strategy. What lies in no unit is whole all the same; the engine sees to that.
 #[derive(Debug)]
 pub(crate) struct FsdpPlacement {
     pub(crate) strategy: FsdpStrategy,
     pub(crate) ignored: Option<IgnoredModules>,
-    /// Whether there are units, without which nobody gathers parameters.
-    pub(crate) has_units: bool,
 }
 
 impl ShardingStrategy for FsdpPlacement {
@@ -32,10 +30,7 @@ impl ShardingStrategy for FsdpPlacement {
             return Placement::REPLICATED;
         }
         Placement {
-            parameter: match self.has_units {
-                true => Residence::Sharded,
-                false => Residence::Replicated,
-            },
+            parameter: Residence::Sharded,
             gradient: Residence::Sharded,
             optimizer_state: Residence::Sharded,
             ..Placement::REPLICATED

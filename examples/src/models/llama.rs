@@ -9,7 +9,7 @@ use candle_nn::{Linear, Module, VarBuilder, linear_b};
 use sconce_core::nn::{
     Embedding, RmsNorm, RotaryEmbedding, causal_attention, cross_entropy, embedding, rms_norm, swiglu,
 };
-use sconce_core::{Unit, unit};
+use sconce_core::{Unit, unit_of_class};
 
 use super::LlamaConfig;
 
@@ -36,7 +36,8 @@ impl Llama {
     pub fn new(config: &LlamaConfig, vb: VarBuilder) -> Result<Self> {
         let model = vb.pp("model");
         let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
-        let embed_tokens = unit(model.clone(), "embed_tokens", |vb| embedding(vocabulary, hidden, vb))?;
+        let embed = |vb: VarBuilder<'_>| embedding(vocabulary, hidden, vb);
+        let embed_tokens = unit_of_class(model.clone(), "embed_tokens", "Embedding", embed)?;
         let rotary = RotaryEmbedding::new(
             config.head_dim,
             config.max_position_embeddings,
@@ -46,15 +47,15 @@ impl Llama {
         )?;
         let layer = |index: usize| {
             let build = |vb: VarBuilder<'_>| DecoderLayer::new(config, rotary.clone(), vb);
-            unit(model.pp("layers"), &index.to_string(), build)
+            unit_of_class(model.pp("layers"), &index.to_string(), "LlamaDecoderLayer", build)
         };
         let layers = (0..config.num_hidden_layers).map(layer).collect::<Result<Vec<_>>>()?;
         let norm = rms_norm(config.hidden_size, config.rms_norm_eps, model.pp("norm"))?;
         let lm_head = if config.tie_word_embeddings {
             let tied = |vb: VarBuilder<'_>| Ok(Linear::new(vb.get((vocabulary, hidden), "weight")?, None));
-            unit(model, "embed_tokens", tied)?
+            unit_of_class(model, "embed_tokens", "Linear", tied)?
         } else {
-            unit(vb, "lm_head", |vb| linear_b(hidden, vocabulary, false, vb))?
+            unit_of_class(vb, "lm_head", "Linear", |vb| linear_b(hidden, vocabulary, false, vb))?
         };
         Ok(Self {
             embed_tokens,

@@ -76,7 +76,8 @@ fn what_accelerates_launcher_exports_by_default_is_full_shard_and_only_the_missi
         optimizer_state: Tier::Device,
     };
     assert_eq!((run.sharding.clone(), run.precision), (expected, MixedPrecision::No));
-    assert_eq!(run.gathering.prefetch_elements, 0);
+    let ahead = (run.gathering.forward_prefetch, run.gathering.backward_prefetch);
+    assert_eq!(ahead, (false, BackwardPrefetch::None));
     let notices = run.notices(&Device::Cpu);
     assert!(
         notices.len() == 1 && notices[0].starts_with("auto_wrap_policy=NO_WRAP"),
@@ -90,7 +91,8 @@ fn what_accelerates_launcher_exports_by_default_is_full_shard_and_only_the_missi
     second[0] = ("VERSION", "2");
     let run = with_variables(&second).unwrap();
     assert_eq!(run.notices(&Device::Cpu), [""; 0]);
-    assert_eq!(run.gathering, Gathering::default());
+    let ahead = (run.gathering.forward_prefetch, run.gathering.backward_prefetch);
+    assert_eq!(ahead, (false, BackwardPrefetch::Pre));
 }
 
 #[test]

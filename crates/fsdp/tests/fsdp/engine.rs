@@ -1,7 +1,7 @@
 //! What the engine is told.
 
 use sconce_fsdp::{BackwardPrefetch, FsdpStrategy, FullyShardedOptions, IgnoredModules, WrapPolicy};
-use sconce_zero::{EngineOptions, Gathering, ParameterInfo, Placement, Residence, Tier};
+use sconce_zero::{EngineOptions, Gathering, ParameterInfo, Placement, Residence, Tier, UnitCandidate};
 
 use FsdpStrategy::{FullShard, HybridShard, HybridShardZero2, NoShard, ShardGradOp};
 
@@ -59,48 +59,6 @@ fn every_strategy_but_no_shard_shards_everything_however_small() {
         (Residence::Sharded, Tier::Host)
     );
     assert_eq!(other.optimizer_state_tier, Tier::Host);
-}
-
-#[test]
-fn without_units_parameters_stay_whole_and_the_rest_is_sharded() {
-    let options = FullyShardedOptions {
-        auto_wrap_policy: Some(WrapPolicy::NoWrap),
-        ..with_strategy(FullShard)
-    };
-    let placement = options.resolve().unwrap().placement().place(&weight("norm"));
-    assert_eq!(placement.parameter, Residence::Replicated);
-    assert_eq!(
-        (placement.gradient, placement.optimizer_state),
-        (Residence::Sharded, Residence::Sharded)
-    );
-}
-
-#[test]
-fn what_the_engine_does_otherwise_is_told() {
-    let size_based = || Some(WrapPolicy::SizeBased { min_num_params: 1 });
-    let rows: [(FullyShardedOptions, &[&str]); 6] = [
-        (with_strategy(FullShard), &[]),
-        (with_strategy(NoShard), &[]),
-        (FullyShardedOptions::default(), &[]),
-        (with_strategy(ShardGradOp), &["released after the forward"]),
-        (with_strategy(HybridShardZero2), &["released after", "one group"]),
-        (
-            FullyShardedOptions {
-                auto_wrap_policy: size_based(),
-                activation_checkpointing: Some(true),
-                ..with_strategy(FullShard)
-            },
-            &["auto_wrap_policy", "activation_checkpointing"],
-        ),
-    ];
-    for (options, parts) in rows {
-        let list = options.resolve().unwrap().not_carried_out();
-        assert_eq!(list.len(), parts.len(), "{list:?}");
-        assert!(
-            list.iter().zip(parts).all(|(line, part)| line.contains(part)),
-            "{list:?}"
-        );
-    }
 }
 
 #[test]
@@ -172,9 +130,84 @@ fn gathers_run_ahead_only_where_prefetching_is_asked_for() {
         };
         options.resolve().unwrap().gathering(Gathering::default())
     };
-    let default = Gathering::default();
-    assert_eq!(gathering(None, None, None).prefetch_elements, 0);
-    assert_eq!(gathering(Some(BackwardPrefetch::Pre), None, None), default);
-    assert_eq!(gathering(None, Some(true), None), default);
+    let nothing = gathering(None, None, None);
+    assert!(!nothing.forward_prefetch && nothing.reshard_after_forward);
+    assert_eq!(
+        (nothing.backward_prefetch, nothing.prefetch_units),
+        (BackwardPrefetch::None, 1)
+    );
+    assert_eq!(nothing.max_live_elements, Gathering::default().max_live_elements);
+    for backward in [BackwardPrefetch::Pre, BackwardPrefetch::Post] {
+        let backward_prefetch = backward;
+        let expected = Gathering {
+            backward_prefetch,
+            ..nothing.clone()
+        };
+        assert_eq!(gathering(Some(backward), None, None), expected);
+    }
+    let forward_prefetch = true;
+    assert_eq!(
+        gathering(None, Some(true), None),
+        Gathering {
+            forward_prefetch,
+            ..nothing
+        }
+    );
     assert_eq!(gathering(None, None, Some(false)).max_live_elements, usize::MAX);
+}
+
+#[test]
+fn units_groups_and_what_is_computed_again_reach_the_engine() {
+    let layer = UnitCandidate {
+        name: "layers.0",
+        class: "Layer",
+        elements: 10,
+    };
+    let head = UnitCandidate { class: "Head", ..layer };
+    // Strategy, policy and checkpointing; the group, and whether layer and head are units and computed again.
+    let by_class = || WrapPolicy::transformer_based(["Layer"]);
+    let rows = [
+        (FullShard, by_class(), false, None, [true, false], [false, false]),
+        (HybridShard, by_class(), true, Some(2), [true, false], [true, false]),
+        (
+            HybridShardZero2,
+            WrapPolicy::NoWrap,
+            true,
+            Some(2),
+            [false, false],
+            [true, true],
+        ),
+        (
+            ShardGradOp,
+            WrapPolicy::SizeBased { min_num_params: 11 },
+            true,
+            None,
+            [false, false],
+            [false, false],
+        ),
+    ];
+    for (strategy, policy, checkpointing, group, units, again) in rows {
+        let options = FullyShardedOptions {
+            auto_wrap_policy: Some(policy),
+            activation_checkpointing: Some(checkpointing),
+            ..with_strategy(strategy)
+        };
+        let run = options.resolve().unwrap();
+        let options = run.engine_options(EngineOptions::default(), 4, 2).unwrap();
+        assert_eq!(options.shard_group, group);
+        assert_eq!(
+            [layer, head].map(|part| options.units.chooses(&part)),
+            units,
+            "{strategy:?}"
+        );
+        assert_eq!(
+            [layer, head].map(|part| options.recompute.chooses(&part)),
+            again,
+            "{strategy:?}"
+        );
+        assert_eq!(
+            options.gathering.reshard_after_forward,
+            matches!(strategy, FullShard | HybridShard)
+        );
+    }
 }

@@ -1,13 +1,16 @@
-//! The shipped Llama trains alike under every ZeRO stage, on every world, with and without accumulation, in f32 and bf16.
+//! The shipped Llama trains alike however its state is sharded: under every ZeRO stage and every strategy of FSDP's.
 //!
 //! Worlds are threads. A step has the same micro-batches whatever the world: `world * accumulation` of one row each.
+
+mod fully_sharded;
+mod stages;
 
 use std::path::Path;
 use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
 use sconce_collectives::{Options, ReduceOp, shm, single};
-use sconce_core::{AdamW, DataParallel, ShardingStrategy, WeightFiles, Weights, ZeroStage};
+use sconce_core::{AdamW, WeightFiles, Weights};
 use sconce_examples::huggingface::ModelFolder;
 use sconce_examples::models::{Llama, LlamaConfig};
 use sconce_examples::text::TokenRows;
@@ -18,26 +21,18 @@ const SEQUENCE: usize = 24;
 
 /// What a run is compared by.
 #[derive(Debug, Clone, PartialEq)]
-struct Run {
+pub(crate) struct Run {
     losses: Vec<f64>,
     norms: Vec<f64>,
     weights: Vec<f32>,
 }
 
-/// All stages; those of sharded parameters with none, some and all of the model's tensors whole.
-fn strategies() -> Vec<Box<dyn ShardingStrategy>> {
-    let three = |persistence_threshold| Box::new(ZeroStage::Three { persistence_threshold });
-    vec![
-        Box::new(DataParallel),
-        Box::new(ZeroStage::One),
-        Box::new(ZeroStage::Two),
-        three(0),
-        three(64 * 64),
-        three(1 << 20),
-    ]
-}
-
-fn train(world: usize, accumulation: usize, dtype: DType, strategy: usize) -> Run {
+pub(crate) fn train(
+    world: usize,
+    accumulation: usize,
+    dtype: DType,
+    options: &(dyn Fn() -> EngineOptions + Sync),
+) -> Run {
     let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets");
     let folder = ModelFolder::open(&assets.join("tiny-llama")).unwrap();
     let config = LlamaConfig::from_model_folder(&folder).unwrap();
@@ -45,10 +40,9 @@ fn train(world: usize, accumulation: usize, dtype: DType, strategy: usize) -> Ru
     let rows = TokenRows::read(&text, folder.tokenizer.as_deref(), config.vocab_size, Some(SEQUENCE)).unwrap();
     let rank = |communicator: std::sync::Arc<dyn sconce_core::Communicator>| {
         let options = EngineOptions {
-            strategy: strategies().swap_remove(strategy),
             first_bucket_bytes: 1 << 14,
             bucket_bytes: 1 << 16,
-            ..EngineOptions::default()
+            ..options()
         };
         let engine = Engine::new(communicator.clone(), options).unwrap();
         let weights = Weights::Files(WeightFiles::open(&folder.weights).unwrap());
@@ -101,7 +95,7 @@ fn train(world: usize, accumulation: usize, dtype: DType, strategy: usize) -> Ru
 }
 
 /// Compares a run with that of one rank on the same micro-batches.
-fn check_against_one_rank(found: &Run, expected: &Run, dtype: DType, what: &str) {
+pub(crate) fn check_against_one_rank(found: &Run, expected: &Run, dtype: DType, what: &str) {
     let furthest = |a: &[f64], b: &[f64]| {
         let pairs = a.iter().zip(b);
         pairs.map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max)
@@ -131,42 +125,4 @@ fn check_against_one_rank(found: &Run, expected: &Run, dtype: DType, what: &str)
     let share = count as f64 / found.weights.len() as f64;
     let most = if is_rounded_otherwise { 5e-3 } else { 1e-3 };
     assert!(share < most, "{what}: {count} weights differ by more than {step:e}");
-}
-
-fn check(dtype: DType) {
-    for world in 1..=4 {
-        for accumulation in [1, 4] {
-            let one_rank = train(1, world * accumulation, dtype, 0);
-            let mut runs = (0..strategies().len()).map(|strategy| train(world, accumulation, dtype, strategy));
-            let parallel = runs.next().unwrap();
-            check_against_one_rank(
-                &parallel,
-                &one_rank,
-                dtype,
-                &format!("world {world}, accumulation {accumulation}"),
-            );
-            let mut sharded_gradients = None;
-            for (number, run) in runs.enumerate() {
-                let what = format!("strategy {}, world {world}, accumulation {accumulation}", number + 1);
-                // Where gradients are sharded, means of micro-batches are summed, elsewhere sums are averaged.
-                let is_stage_one = number == 0;
-                if is_stage_one || accumulation == 1 || world == 1 {
-                    assert!(run == parallel, "{what}");
-                } else {
-                    check_against_one_rank(&run, &one_rank, dtype, &what);
-                    assert!(*sharded_gradients.get_or_insert_with(|| run.clone()) == run, "{what}");
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn every_stage_on_every_world_follows_one_rank_in_f32() {
-    check(DType::F32);
-}
-
-#[test]
-fn every_stage_on_every_world_follows_one_rank_in_bf16_with_f32_masters() {
-    check(DType::BF16);
 }
