@@ -6,7 +6,7 @@
 //!
 //! | invariant | tests |
 //! | --- | --- |
-//! | the bits of data parallelism, and of plain variables on one rank, whatever is sharded | `oracle`, `zero_stages`, `precision`; models cut into units: `units`, `frozen`, `interleaving` |
+//! | the bits of data parallelism, and of plain variables on one rank, whatever is sharded | `oracle`, `zero_stages`, `precision`; models cut into units: `units`, `frozen`, `interleaving`; computed again: `recomputing`; in groups that are replicas: `replicas` |
 //! | ranks hold the same bits after every step | `oracle`, `zero_stages`, `agreement`; `scopes` after edits |
 //! | padding and fresh memory have no part in anything | `padding`, `shard` |
 //! | norms are those of the whole gradient, over every element once | `clipping`, `zero_stages`, `padding` |
@@ -36,6 +36,8 @@ mod padding;
 mod parameter_groups;
 mod parity;
 mod precision;
+mod recomputing;
+mod replicas;
 mod scopes;
 mod skipped_steps;
 mod unit_misuse;

@@ -96,22 +96,46 @@ impl<M> Case<M> {
                 find_unused_parameters: self.find_unused_parameters,
                 ..EngineOptions::default()
             },
-            |engine| {
-                let model = (self.build)(builder(engine)).unwrap();
-                engine.set_optimizer(Box::new(Sgd::default())).unwrap();
-                let mut trace = Vec::new();
-                for step in 0..STEPS {
-                    let loss = (self.loss)(&model, &rows(step, engine.communicator().rank())).unwrap();
-                    engine.backward(&loss, true).unwrap();
-                    engine.step(RATE).unwrap();
-                    engine.zero_grad();
-                    trace.extend(bits(&flat(&loss)));
-                }
-                trace.extend(bits(&values(engine)));
-                trace
-            },
+            |engine| self.train(engine),
         );
         assert_eq!(runs[0], self.train_plain(), "one rank and plain variables");
+    }
+
+    /// Checks that training with sharded parameters has the bits of data parallelism whose units these are, and with these
+    /// parts computed again.
+    pub(crate) fn check_policies(&self, units: &UnitPolicy, recompute: &UnitPolicy) {
+        for world in 1..=3 {
+            let run = |options: &(dyn Fn() -> EngineOptions + Sync)| {
+                on_ranks(world, |communicator| self.train(&engine(&communicator, options())))
+            };
+            let expected = run(&EngineOptions::default);
+            let strategies: [fn() -> Box<dyn ShardingStrategy>; 2] = [|| Box::new(DataParallel), || Box::new(SHARDED)];
+            for strategy in strategies {
+                let found = run(&|| EngineOptions {
+                    strategy: strategy(),
+                    units: units.clone(),
+                    recompute: recompute.clone(),
+                    ..EngineOptions::default()
+                });
+                assert_eq!(found, expected, "world {world}");
+            }
+        }
+    }
+
+    /// Trains through an engine; returns losses and final values as bits.
+    fn train(&self, engine: &Engine) -> Vec<u32> {
+        let model = (self.build)(builder(engine)).unwrap();
+        engine.set_optimizer(Box::new(Sgd::default())).unwrap();
+        let mut trace = Vec::new();
+        for step in 0..STEPS {
+            let loss = (self.loss)(&model, &rows(step, engine.communicator().rank())).unwrap();
+            engine.backward(&loss, true).unwrap();
+            engine.step(RATE).unwrap();
+            engine.zero_grad();
+            trace.extend(bits(&flat(&loss)));
+        }
+        trace.extend(bits(&values(engine)));
+        trace
     }
 
     /// Trains variables with candle's own backward.
