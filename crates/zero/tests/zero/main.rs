@@ -14,7 +14,7 @@
 //! | all ranks run one schedule of operations, or get an error soon | `agreement`, `unit_misuse` |
 //! | elements moved and bytes held are the formula's | `zero_stages`, `gathering`; the process's memory: `sharded_memory` |
 //! | gathers run ahead by a trace, within limits; nothing stays after a step | `gathering`, `interleaving`, `trace` |
-//! | ranks with fewer inputs than others | not here: every rank gets as many batches from the data loader |
+//! | ranks with fewer inputs than others end together, with the mean of those that have some | `uneven` |
 
 mod accumulation;
 mod agreement;
@@ -40,6 +40,7 @@ mod recomputing;
 mod replicas;
 mod scopes;
 mod skipped_steps;
+mod uneven;
 mod unit_misuse;
 mod units;
 mod unused;
