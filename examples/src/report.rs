@@ -63,8 +63,10 @@ pub fn print(accelerator: &dyn Accelerator, steps: u64) {
     let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
     let memory = accelerator.memory();
     accelerator.print(format_args!(
-        "memory of a rank, MiB: parameters {:.2}, gradients {:.2}, optimizer state {:.2}, buffers {:.2}",
-        mib(memory.parameters),
+        "memory of a rank, MiB: parameters {:.2}, gathered at most {:.2}, gradients {:.2}, optimizer state {:.2}, \
+         buffers {:.2}",
+        mib(memory.parameters + memory.masters),
+        mib(memory.gathered_peak),
         mib(memory.gradients),
         mib(memory.optimizer_state),
         mib(memory.buffers)
@@ -86,6 +88,8 @@ fn is_found_by_all(error: &Error) -> bool {
         Error::Setting { .. }
         | Error::Contradictions { .. }
         | Error::DeepSpeed(_)
+        | Error::FullySharded(_)
+        | Error::Exclusive { .. }
         | Error::Order { .. }
         | Error::Loader { .. } => true,
         Error::Zero(error) => matches!(

@@ -8,7 +8,7 @@ use crate::{Error, Optimizer, Result, RunSettings};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
-use sconce_zero::{CandleOptimizer, MemoryReport, OptimizerRule, Weights};
+use sconce_zero::{CandleOptimizer, LocalTensor, MemoryReport, OptimizerRule, Weights};
 use std::sync::Arc;
 
 /// One rank's entry to distributed training of one model.
@@ -80,6 +80,13 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
 
     /// Returns how many bytes of training state this rank holds.
     fn memory(&self) -> MemoryReport;
+
+    /// Returns what this rank holds of the model's parameters; asks nobody. FSDP's `LOCAL_STATE_DICT`, and a rank's part of
+    /// `SHARDED_STATE_DICT`.
+    ///
+    /// # Errors
+    /// Failures of candle, and of the disk for shares that lie there.
+    fn local_state_dict(&self) -> Result<Vec<LocalTensor>>;
 
     /// Returns the model's parameters by name, with their current values, on rank 0, and nothing on the others; called by
     /// all ranks, because sharded parameters are gathered for it.

@@ -57,7 +57,7 @@ pub use sconce_fsdp::{
 };
 pub use sconce_zero::{
     Adagrad, Adam, AdamW, BackoffScaling, CandleOptimizer, DataParallel, DiskOptions, Gathering, HysteresisScaling,
-    Lion, LossScaling, MemoryReport, Offloaded, OptimizerRule, ParameterGroups, ParameterInfo, ParameterSet, Placement,
-    Residence, Sgd, ShardingStrategy, Tensors, Tier, Unit, UnitCandidate, UnitPolicy, WeightFiles, Weights, ZeroStage,
-    unit, unit_of_class,
+    Lion, LocalTensor, LossScaling, MemoryReport, Offloaded, OptimizerRule, ParameterGroups, ParameterInfo,
+    ParameterSet, Placement, Residence, Sgd, ShardingStrategy, Tensors, Tier, Unit, UnitCandidate, UnitPolicy,
+    WeightFiles, Weights, ZeroStage, unit, unit_of_class,
 };

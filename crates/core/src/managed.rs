@@ -8,7 +8,7 @@ use crate::{Accelerator, Optimizer, Result, RunSettings};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, Connection, Traffic, World};
-use sconce_zero::{CandleOptimizer, Engine, MemoryReport, OptimizerRule, Weights};
+use sconce_zero::{CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, Weights};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -144,6 +144,10 @@ impl Accelerator for ManagedAccelerator {
 
     fn memory(&self) -> MemoryReport {
         self.engine.memory()
+    }
+
+    fn local_state_dict(&self) -> Result<Vec<LocalTensor>> {
+        Ok(self.engine.local_tensors()?)
     }
 
     fn state_dict(&self) -> Result<Vec<(String, Tensor)>> {

@@ -32,6 +32,8 @@ pub struct FullySharded {
     pub offload_params: bool,
     /// Whether units compute again in the backward.
     pub activation_checkpointing: bool,
+    /// Whether gradients are reduced in every micro-batch.
+    pub sync_each_batch: bool,
     /// How state is saved.
     pub state_dict_type: StateDictType,
     /// Types to compute and reduce in.
@@ -64,6 +66,7 @@ impl FullySharded {
         let strategy = Box::new(FsdpPlacement {
             strategy: self.strategy,
             ignored: self.ignored_modules.clone(),
+            sync_each_batch: self.sync_each_batch,
         });
         if !self.offload_params {
             return strategy;
@@ -143,6 +146,9 @@ impl FullySharded {
             shard_group: self.shard_group(world_size, local_size)?,
             units: self.units(),
             recompute: self.recomputed(),
+            reduce_dtype: self.precision.reduce_dtype.unwrap_or(options.reduce_dtype),
+            cast_inputs: self.precision.cast_forward_inputs,
+            output_dtype: self.precision.output_dtype,
             gathering: self.gathering(options.gathering.clone()),
             ..options
         })

@@ -33,6 +33,9 @@ pub struct FullyShardedOptions {
     pub offload_params: Option<bool>,
     /// Whether units keep only their inputs for the backward and compute again; not by default.
     pub activation_checkpointing: Option<bool>,
+    /// Whether gradients are reduced in every micro-batch of an accumulation; they are by default. If not, every rank holds
+    /// whole gradients and reduces them once: Accelerate's `no_sync`, its default, which trades memory for traffic.
+    pub sync_each_batch: Option<bool>,
     /// How state is saved; [`StateDictType::Full`] by default in version 1, [`StateDictType::Sharded`] in version 2.
     pub state_dict_type: Option<StateDictType>,
     /// Types to compute and reduce in.
@@ -61,6 +64,7 @@ impl FullyShardedOptions {
             limit_all_gathers: self.limit_all_gathers.or(other.limit_all_gathers),
             offload_params: self.offload_params.or(other.offload_params),
             activation_checkpointing: self.activation_checkpointing.or(other.activation_checkpointing),
+            sync_each_batch: self.sync_each_batch.or(other.sync_each_batch),
             state_dict_type: self.state_dict_type.or(other.state_dict_type),
             mixed_precision_policy: self.mixed_precision_policy.or(other.mixed_precision_policy),
             use_orig_params: self.use_orig_params.or(other.use_orig_params),
@@ -94,6 +98,7 @@ impl FullyShardedOptions {
             limit_all_gathers: self.limit_all_gathers.unwrap_or(true),
             offload_params: self.offload_params.unwrap_or(false),
             activation_checkpointing: self.activation_checkpointing.unwrap_or(false),
+            sync_each_batch: self.sync_each_batch.unwrap_or(true),
             state_dict_type: self.state_dict_type.unwrap_or(state_dict_type),
             precision: self.mixed_precision_policy.unwrap_or_default(),
             notices,
@@ -214,9 +219,9 @@ impl FullyShardedOptions {
         }
         note(
             self.state_dict_type.is_some_and(|kind| kind != StateDictType::Full),
-            "state_dict_type: Accelerator::state_dict returns whole tensors on rank 0 whatever it says",
+            "state_dict_type: Accelerator::state_dict returns whole tensors on rank 0 whatever it says, and \
+             local_state_dict each rank's shares",
         );
-        notices.extend(self.mixed_precision_policy.iter().flat_map(PrecisionPolicy::notices));
         notices
     }
 }

@@ -8,6 +8,7 @@ use sconce_zero::{ParameterInfo, Placement, Residence, ShardingStrategy};
 pub(crate) struct FsdpPlacement {
     pub(crate) strategy: FsdpStrategy,
     pub(crate) ignored: Option<IgnoredModules>,
+    pub(crate) sync_each_batch: bool,
 }
 
 impl ShardingStrategy for FsdpPlacement {
@@ -31,7 +32,10 @@ impl ShardingStrategy for FsdpPlacement {
         }
         Placement {
             parameter: Residence::Sharded,
-            gradient: Residence::Sharded,
+            gradient: match self.sync_each_batch {
+                true => Residence::Sharded,
+                false => Residence::Replicated,
+            },
             optimizer_state: Residence::Sharded,
             ..Placement::REPLICATED
         }

@@ -8,11 +8,11 @@ use candle_core::DType;
 pub struct PrecisionPolicy {
     /// What the model computes in: f32, bf16 or f16; `None` leaves it to the run's mixed precision.
     pub param_dtype: Option<DType>,
-    /// What gradients are summed in: f32, whatever stands here. `None` is `param_dtype` in PyTorch.
+    /// What gradients travel and are summed in; `None` is f32, where PyTorch has `param_dtype`.
     pub reduce_dtype: Option<DType>,
-    /// What outputs are cast to. candle has no place where a model's outputs pass: the program casts them.
+    /// What the outputs of units are cast to; `None` leaves them as they are. Outside of units the program casts.
     pub output_dtype: Option<DType>,
-    /// Whether inputs are cast to `param_dtype`. The program casts them, for the same reason.
+    /// Whether inputs of units are cast to the dtype of their parameters.
     pub cast_forward_inputs: bool,
 }
 
@@ -43,16 +43,5 @@ impl PrecisionPolicy {
             }
         }
         Ok(())
-    }
-
-    pub(crate) fn notices(&self) -> impl Iterator<Item = String> {
-        let reduced = self
-            .reduce_dtype
-            .filter(|dtype| *dtype != DType::F32)
-            .map(|dtype| format!("reduce_dtype={}: gradients are summed in f32", dtype.as_str()));
-        let output = self
-            .output_dtype
-            .map(|dtype| format!("output_dtype={}: outputs are cast by the program only", dtype.as_str()));
-        reduced.into_iter().chain(output)
     }
 }

@@ -6,7 +6,7 @@
 //! what the optimizer allocates itself.
 
 use crate::bucket::Held;
-use crate::parameters::{Master, Parameter, chunk_of};
+use crate::parameter::{Master, Parameter, chunk_of};
 use crate::storage::{ElementsMut, with_values};
 use crate::{Residence, Result};
 use candle_core::backprop::GradStore;

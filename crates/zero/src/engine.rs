@@ -1,5 +1,7 @@
 //! The engine: one model's parameters, gradients and optimizer on one rank.
 
+mod agreement;
+
 use crate::candle_optimizer::{CandleOptimizer, SharesInVariables};
 use crate::gathered::Gathered;
 use crate::gradients::{Gradients, bytes_of};
@@ -7,14 +9,15 @@ use crate::layout::{BucketLayout, buckets};
 use crate::loss_guard::{LossGuard, scaled};
 use crate::mesh::Mesh;
 use crate::optimizer::{assign, in_range, warn_of_empty};
-use crate::parameters::{Home, Parameter, Parameters, Receivers};
+use crate::parameter::{Home, Parameter};
+use crate::parameters::{Parameters, Receivers};
 use crate::stepper::Stepper;
-use crate::storage::with_bytes;
+use crate::storage::{is_managed_dtype, with_bytes};
 use crate::units::Units;
 use crate::var_builder::ManagedBackend;
 use crate::{
-    DiskOptions, EngineOptions, Error, LossScaleState, MemoryReport, Norm, OptimizerRule, ParameterInfo, ParameterSet,
-    Placement, Residence, Result, ShardingStrategy, Stepped, Tier, Weights,
+    DiskOptions, EngineOptions, Error, LocalTensor, LossScaleState, MemoryReport, Norm, OptimizerRule, ParameterInfo,
+    ParameterSet, Result, ShardingStrategy, Stepped, Tier, Weights,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
@@ -45,6 +48,7 @@ struct Options {
     find_unused_parameters: bool,
     first_bucket_bytes: usize,
     bucket_bytes: usize,
+    reduce_dtype: DType,
     disk: Option<DiskOptions>,
 }
 
@@ -59,9 +63,21 @@ impl Engine {
     /// Makes an engine for the ranks of `communicator`; with [`EngineOptions::shard_group`] called by all of them.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a loss scale out of range and for groups that do not divide the ranks; failures of the group.
+    /// [`Error::Setting`] for a loss scale out of range, for dtypes other than f32, bf16 and f16, and for groups that do not divide the ranks; failures of the group.
     pub fn new(communicator: Arc<dyn Communicator>, options: EngineOptions) -> Result<Self> {
         let loss_guard = LossGuard::new(&options)?;
+        for (setting, dtype) in [
+            ("reduce_dtype", Some(options.reduce_dtype)),
+            ("output_dtype", options.output_dtype),
+        ] {
+            if let Some(dtype) = dtype.filter(|dtype| !is_managed_dtype(*dtype)) {
+                return Err(Error::Setting {
+                    setting,
+                    value: dtype.as_str().into(),
+                    expected: "f32, bf16 or f16",
+                });
+            }
+        }
         let strategy: Arc<dyn ShardingStrategy> = Arc::from(options.strategy);
         let mesh = Arc::new(Mesh::new(communicator, options.shard_group)?);
         let parameters = Arc::new(Parameters::new(
@@ -77,6 +93,7 @@ impl Engine {
             options.disk.clone(),
             Arc::clone(&parameters),
             Arc::clone(&gradients),
+            (options.cast_inputs, options.output_dtype),
         );
         Ok(Self {
             mesh,
@@ -85,6 +102,7 @@ impl Engine {
                 find_unused_parameters: options.find_unused_parameters,
                 first_bucket_bytes: options.first_bucket_bytes,
                 bucket_bytes: options.bucket_bytes,
+                reduce_dtype: options.reduce_dtype,
                 disk: options.disk,
             },
             parameters,
@@ -184,6 +202,19 @@ impl Engine {
         tensors.extend(whole.map(|p| (p.info.name.clone(), p.tensor.detach())));
         tensors.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(tensors)
+    }
+
+    /// Returns what this rank holds of every parameter, in order of creation; asks nobody.
+    ///
+    /// # Errors
+    /// Failures of candle, and of the disk for shares that lie there.
+    pub fn local_tensors(&self) -> Result<Vec<LocalTensor>> {
+        let parameters = self.parameters.all();
+        let place = self.mesh.place();
+        parameters
+            .iter()
+            .map(|parameter| LocalTensor::of(parameter, place))
+            .collect()
     }
 
     /// Gathers some parameters for reading while `work` runs; called by all ranks.
@@ -297,22 +328,6 @@ impl Engine {
         let learning_rate = optimizer.learning_rate();
         *self.optimizer() = Some(Optimizer::Candle(optimizer));
         Ok(learning_rate)
-    }
-
-    /// Checks that all ranks built one model, in the same groups, and can place it; gives all of them rank 0's values.
-    fn complete_model(&self, parameters: &[Parameter], groups: &[usize]) -> Result<()> {
-        if parameters.is_empty() {
-            return Err(Error::Order {
-                what: "setting an optimizer",
-                hint: "build the model from this engine's var_builder first: it has no parameters yet",
-            });
-        }
-        self.check_placements(parameters)?;
-        self.check_same_model(parameters, groups)?;
-        parameters
-            .iter()
-            .try_for_each(|parameter| parameter.synchronise(&self.mesh))?;
-        self.units.make_ready()
     }
 
     /// Back-propagates a loss of one element; with `synchronise` the gradients become the mean over all ranks.
@@ -530,7 +545,8 @@ impl Engine {
             self.options.first_bucket_bytes,
             self.options.bucket_bytes,
         );
-        self.gradients.lay_out(&self.mesh, layouts, parameters.len())
+        self.gradients
+            .lay_out(&self.mesh, layouts, parameters.len(), self.options.reduce_dtype)
     }
 
     fn fail_for_unused(&self, numbers: &[usize]) -> Result<()> {
@@ -544,78 +560,6 @@ impl Engine {
             return Ok(());
         }
         Err(Error::NoGradient { names })
-    }
-
-    fn check_placements(&self, parameters: &[Parameter]) -> Result<()> {
-        for parameter in parameters {
-            // What the strategy asks for, also where it does not come into force.
-            let reason = match self.strategy.place(&parameter.info) {
-                Placement {
-                    parameter: Residence::Sharded,
-                    gradient,
-                    optimizer_state,
-                    ..
-                } if (gradient, optimizer_state) != (Residence::Sharded, Residence::Sharded) => {
-                    "a sharded parameter is updated by shares; shard its gradient and optimizer state too"
-                }
-                Placement {
-                    optimizer_state_tier: Tier::Disk,
-                    ..
-                }
-                | Placement {
-                    parameter_tier: Tier::Disk,
-                    ..
-                } if self.options.disk.is_none() => "state on disk needs a folder: set EngineOptions::disk",
-                Placement {
-                    gradient: Residence::Sharded,
-                    optimizer_state: Residence::Replicated,
-                    ..
-                } => "replicated optimizer state needs the whole gradient; shard both, or only the optimizer state",
-                _ => continue,
-            };
-            return Err(Error::UnsupportedPlacement {
-                strategy: self.strategy.name().into(),
-                name: parameter.info.name.clone(),
-                reason,
-            });
-        }
-        Ok(())
-    }
-
-    /// Compares names and shapes with rank 0's; all ranks report the first rank that differs.
-    fn check_same_model(&self, parameters: &[Parameter], groups: &[usize]) -> Result<()> {
-        let describe = |(parameter, group): (&Parameter, &usize)| match group {
-            0 => parameter.describe(),
-            group => format!("{} in parameter group {group}", parameter.describe()),
-        };
-        let ours: Vec<String> = parameters.iter().zip(groups).map(describe).collect();
-        let text = self.broadcast_text(&ours.join("\n"), 0)?;
-        let expected: Vec<&str> = text.split('\n').collect();
-        let differs = |number: &usize| ours.get(*number).map(String::as_str) != expected.get(*number).copied();
-        let number = (0..ours.len().max(expected.len())).find(differs);
-        let mut numbers = vec![-1; self.mesh.world.size()];
-        let own = number.map_or(-1, |number| number as i64);
-        self.mesh.world.all_gather(&[own], &mut numbers)?;
-        let Some(rank) = numbers.iter().position(|number| *number >= 0) else {
-            return Ok(());
-        };
-        let number = numbers[rank] as usize;
-        Err(Error::DifferentModels {
-            rank,
-            number,
-            found: self.broadcast_text(ours.get(number).map_or("nothing", String::as_str), rank)?,
-            expected: expected.get(number).copied().unwrap_or("nothing").to_owned(),
-        })
-    }
-
-    /// Returns the text of rank `root`.
-    fn broadcast_text(&self, text: &str, root: usize) -> Result<String> {
-        let mut bytes = text.as_bytes().to_vec();
-        let mut length = [bytes.len() as i64];
-        self.mesh.world.broadcast(&mut length, root)?;
-        bytes.resize(length[0] as usize, 0);
-        self.mesh.world.broadcast(&mut bytes, root)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     fn loss_guard(&self) -> MutexGuard<'_, LossGuard> {

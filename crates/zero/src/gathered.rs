@@ -1,7 +1,7 @@
 //! Parameters that are whole for a while, outside of any unit's forward: for reading and for editing.
 
 use crate::mesh::Mesh;
-use crate::parameters::Parameter;
+use crate::parameter::Parameter;
 use crate::{Error, Result};
 use candle_core::{CpuStorage, DType, Storage, Tensor};
 use std::collections::BTreeMap;

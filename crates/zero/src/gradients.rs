@@ -38,8 +38,10 @@
 
 mod exchange;
 mod measures;
+mod reduction;
 
 pub(crate) use exchange::bytes_of;
+use reduction::Reduction;
 
 use crate::bucket::{Bucket, Held, Memory};
 use crate::layout::BucketLayout;
@@ -48,7 +50,7 @@ use crate::overflow::{Finiteness, is_finite};
 use crate::{Error, Residence, Result};
 use candle_core::{CpuStorage, DType, Storage, Tensor};
 use rayon::prelude::*;
-use sconce_collectives::{Buffer, Communicator, Counts, ReduceOp};
+use sconce_collectives::{Buffer, Communicator, ReduceOp};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -73,6 +75,7 @@ pub(crate) struct Gradients {
 struct State {
     /// Set once the layout is known, before the first backward.
     mesh: Option<Arc<Mesh>>,
+    reduce_dtype: Option<DType>,
     buckets: Vec<Bucket>,
     /// Bucket and slot of every parameter.
     places: Vec<(usize, usize)>,
@@ -114,8 +117,15 @@ impl Gradients {
     }
 
     /// Allocates the buckets; called by all ranks with one layout.
-    pub(crate) fn lay_out(&self, mesh: &Arc<Mesh>, layouts: Vec<BucketLayout>, parameters: usize) -> Result<()> {
+    pub(crate) fn lay_out(
+        &self,
+        mesh: &Arc<Mesh>,
+        layouts: Vec<BucketLayout>,
+        parameters: usize,
+        reduce_dtype: DType,
+    ) -> Result<()> {
         let mut state = self.lock();
+        state.reduce_dtype = Some(reduce_dtype);
         state.places = vec![(0, 0); parameters];
         let passing = layouts
             .iter()
@@ -494,13 +504,14 @@ impl State {
         let Some(replicas) = self.mesh.as_ref().and_then(|mesh| mesh.replicas.clone()) else {
             return Ok(());
         };
+        let dtype = self.reduce_dtype.unwrap_or(DType::F32);
         for bucket in self.buckets.iter_mut().filter(|bucket| bucket.is_stepped_by_parts()) {
             let part = bucket.layout.part(rank);
             let reduced = match &mut bucket.memory {
                 Memory::Here(buffer) => &mut buffer.as_mut_slice::<f32>()[part],
                 _ => &mut bucket.shard,
             };
-            replicas.all_reduce(reduced, ReduceOp::Mean)?;
+            Reduction::All.run(reduced, dtype, &*replicas)?;
         }
         Ok(())
     }
@@ -529,16 +540,15 @@ impl State {
             if is_reduced {
                 let layout = &bucket.layout;
                 let (elements, part_elements) = (layout.elements(), layout.part_elements);
-                let whole = !bucket.is_stepped_by_parts();
-                let group = if whole { &mesh.world } else { &mesh.shard };
+                let (reduction, group) = if bucket.is_stepped_by_parts() {
+                    (Reduction::Scatter(part_elements), &mesh.shard)
+                } else {
+                    (Reduction::All, &mesh.world)
+                };
+                let dtype = self.reduce_dtype.unwrap_or(DType::F32);
                 bucket.memory = match std::mem::replace(&mut bucket.memory, Memory::Lost) {
                     Memory::Here(buffer) => Memory::Away(group.run_behind(buffer, move |buffer, group| {
-                        let elements = &mut buffer.as_mut_slice::<f32>()[..elements];
-                        if whole {
-                            group.all_reduce(elements, ReduceOp::Mean)
-                        } else {
-                            group.reduce_scatter_in_place(elements, Counts::Equal(part_elements), ReduceOp::Mean)
-                        }
+                        reduction.run(&mut buffer.as_mut_slice()[..elements], dtype, group)
                     })),
                     _ => return Err(INCOMPLETE),
                 };

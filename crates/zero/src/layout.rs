@@ -15,7 +15,7 @@
 //! order and come to the same bits.
 
 use crate::Placement;
-use crate::parameters::{Parameter, chunk_of};
+use crate::parameter::{Parameter, chunk_of};
 use candle_core::DType;
 use std::ops::Range;
 

@@ -1,6 +1,7 @@
 //! Settings of an engine.
 
 use crate::{DataParallel, LossScaling, ParameterSet, ShardingStrategy, UnitPolicy};
+use candle_core::DType;
 use std::path::PathBuf;
 
 /// Settings of an [`Engine`](crate::Engine).
@@ -30,6 +31,13 @@ pub struct EngineOptions {
     pub first_bucket_bytes: usize,
     /// Size at which the other gradient buckets are closed, in bytes.
     pub bucket_bytes: usize,
+    /// The dtype in which gradients travel between ranks and are summed: f32, bf16 or f16. They are kept in f32 in any case;
+    /// in another dtype every sum is rounded once.
+    pub reduce_dtype: DType,
+    /// Converts floats that go into a unit to the dtype of its first parameter.
+    pub cast_inputs: bool,
+    /// Converts floats that come out of a unit to this dtype.
+    pub output_dtype: Option<DType>,
     /// How sharded parameters are gathered.
     pub gathering: Gathering,
     /// Where state lies whose tier is [`Tier::Disk`](crate::Tier::Disk).
@@ -50,6 +58,9 @@ impl Default for EngineOptions {
             find_unused_parameters: false,
             first_bucket_bytes: 1 << 20,
             bucket_bytes: 25 << 20,
+            reduce_dtype: DType::F32,
+            cast_inputs: false,
+            output_dtype: None,
             gathering: Gathering::default(),
             disk: None,
         }

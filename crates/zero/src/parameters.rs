@@ -1,265 +1,18 @@
-//! The parameters that a model created: names, tensors, where the optimizer finds their values, and their units.
+//! The parameters that a model created, and the parts of it that it created them in.
 
 use crate::gradients::Gradients;
 use crate::hook::{GradientHook, anchor};
-use crate::mesh::Mesh;
+use crate::parameter::{Home, Parameter, ParameterInfo, chunk_of};
 use crate::shard::{Chunk, Shard};
-use crate::storage::{ElementsMut, is_managed_dtype, with_values, zeros};
+use crate::storage::{is_managed_dtype, zeros};
 use crate::units::Units;
 use crate::weights::Initial;
 use crate::{Error, ParameterSet, Placement, Residence, Result, ShardingStrategy, Tier, UnitCandidate, UnitPolicy};
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, Device, Shape, Storage, Tensor, TensorId};
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-
-/// What a strategy knows of a parameter.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ParameterInfo {
-    /// The name, as the model asked for it, for example `model.layers.0.mlp.up_proj.weight`.
-    pub name: String,
-    /// The full shape.
-    pub shape: Vec<usize>,
-}
-
-impl ParameterInfo {
-    /// Returns the number of elements of the full parameter.
-    pub fn elements(&self) -> usize {
-        self.shape.iter().product()
-    }
-}
-
-/// A parameter under management.
-#[derive(Debug, Clone)]
-pub(crate) struct Parameter {
-    pub(crate) info: Arc<ParameterInfo>,
-    /// What the model computes with: the data, recorded as the result of the hook if it is trained.
-    pub(crate) tensor: Tensor,
-    pub(crate) placement: Placement,
-    pub(crate) is_trained: bool,
-    pub(crate) home: Home,
-    /// Where the values came from; ranks may differ in it unless each has only its share.
-    origin: String,
-}
-
-/// Where the values are that the optimizer updates.
-#[derive(Debug, Clone)]
-pub(crate) enum Home {
-    /// In the tensor itself, or nowhere: it is not trained.
-    Tensor,
-    /// In f32, beside a tensor of another dtype.
-    Beside(Arc<Mutex<Masters>>),
-    /// In a unit that is still being built.
-    Unbuilt,
-    /// In a slot of a shard; the tensor is empty but for when it is gathered.
-    Shard { shard: Arc<Shard>, slot: usize },
-}
-
-/// The f32 values behind a range of a tensor's elements.
-#[derive(Debug)]
-pub(crate) struct Masters {
-    start: usize,
-    values: Vec<f32>,
-}
-
-/// Values that an optimizer updates.
-#[derive(Debug)]
-pub(crate) enum Master<'a> {
-    /// The values that the model computes with.
-    Itself(ElementsMut<'a>),
-    /// f32 values; those that the model computes with are their copy.
-    Apart {
-        masters: &'a mut [f32],
-        copy: ElementsMut<'a>,
-    },
-}
-
-impl<'a> Master<'a> {
-    /// Copies the values, or the masters if there are some.
-    pub(crate) fn read_into(&self, wide: &mut [f32]) {
-        match self {
-            Self::Itself(ElementsMut::F32(values)) => wide.copy_from_slice(values),
-            Self::Itself(ElementsMut::Bf16(values)) => values.convert_to_f32_slice(wide),
-            Self::Itself(ElementsMut::F16(values)) => values.convert_to_f32_slice(wide),
-            Self::Apart { masters, .. } => wide.copy_from_slice(masters),
-        }
-    }
-
-    /// Sets the values, and the masters if there are some.
-    pub(crate) fn write(self, wide: &[f32]) {
-        match self {
-            Self::Itself(values) => values.round_from(wide),
-            Self::Apart { masters, copy } => {
-                masters.copy_from_slice(wide);
-                copy.round_from(wide);
-            }
-        }
-    }
-
-    /// Returns elements `range`.
-    pub(crate) fn slice(self, range: Range<usize>) -> Self {
-        match self {
-            Self::Itself(values) => Self::Itself(values.slice(range)),
-            Self::Apart { masters, copy } => Self::Apart {
-                masters: &mut masters[range.clone()],
-                copy: copy.slice(range),
-            },
-        }
-    }
-}
-
-impl Home {
-    /// Returns the home of a parameter that is whole, of these values.
-    fn of_whole(dtype: DType, is_trained: bool, values: &[f32]) -> Self {
-        if is_trained && dtype != DType::F32 {
-            let values = values.to_vec();
-            return Self::Beside(Arc::new(Mutex::new(Masters { start: 0, values })));
-        }
-        Self::Tensor
-    }
-}
-
-impl Parameter {
-    /// Makes a parameter whole that lies in no unit after all.
-    fn make_whole(&mut self, initial: &Initial) -> Result<()> {
-        let ParameterInfo { name, shape } = &*self.info;
-        let values = initial.load(name, &Shape::from(shape.as_slice()), 0..self.info.elements())?;
-        with_values(&self.tensor, |whole| whole.round_from(&values))?;
-        self.home = Home::of_whole(self.tensor.dtype(), self.is_trained, &values);
-        (self.placement.parameter, self.placement.parameter_tier) = (Residence::Replicated, Tier::Device);
-        Ok(())
-    }
-
-    /// Describes what all ranks must agree on.
-    pub(crate) fn describe(&self) -> String {
-        let ParameterInfo { name, shape } = &*self.info;
-        let frozen = if self.is_trained { "" } else { " frozen" };
-        let sharded = match self.placement.parameter {
-            Residence::Replicated => String::new(),
-            Residence::Sharded => format!(" sharded, from {}", self.origin),
-        };
-        match self.tensor.dtype() {
-            DType::F32 => format!("{name:?} {shape:?}{frozen}{sharded}"),
-            dtype => format!("{name:?} {shape:?} {}{frozen}{sharded}", dtype.as_str()),
-        }
-    }
-
-    /// Runs `work` on elements `chunk` as the optimizer updates them; of a sharded parameter that is this rank's chunk.
-    pub(crate) fn with_master<R>(&self, chunk: Range<usize>, work: impl FnOnce(Master<'_>) -> R) -> Result<R> {
-        match &self.home {
-            Home::Shard { shard, slot } => shard.with_master(*slot, work),
-            Home::Beside(masters) => {
-                let mut masters = masters.lock().unwrap_or_else(PoisonError::into_inner);
-                let Masters { start, values } = &mut *masters;
-                let masters = values.get_mut(chunk.start - *start..chunk.end - *start);
-                Ok(with_values(&self.tensor, |copy| {
-                    let copy = copy.slice(chunk);
-                    work(match masters {
-                        Some(masters) => Master::Apart { masters, copy },
-                        None => Master::Itself(copy),
-                    })
-                })?)
-            }
-            Home::Tensor | Home::Unbuilt => Ok(with_values(&self.tensor, |values| {
-                work(Master::Itself(values.slice(chunk)))
-            })?),
-        }
-    }
-
-    /// Gives a replicated parameter rank 0's values on all ranks, and drops masters that other ranks update.
-    pub(crate) fn synchronise(&self, mesh: &Mesh) -> Result<()> {
-        let group = &*mesh.world;
-        match &self.home {
-            Home::Shard { .. } | Home::Unbuilt => Ok(()),
-            Home::Tensor => with_values(&self.tensor, |values| match values {
-                ElementsMut::F32(values) => group.broadcast(values, 0),
-                ElementsMut::Bf16(values) => group.broadcast(values, 0),
-                ElementsMut::F16(values) => group.broadcast(values, 0),
-            })?
-            .map_err(Error::from),
-            Home::Beside(masters) => {
-                let mut masters = masters.lock().unwrap_or_else(PoisonError::into_inner);
-                if masters.values.len() == self.info.elements() {
-                    group.broadcast(&mut masters.values, 0)?;
-                    with_values(&self.tensor, |values| values.round_from(&masters.values))?;
-                }
-                if self.placement.optimizer_state == Residence::Sharded {
-                    let (rank, world) = mesh.place();
-                    let chunk = chunk_of(self.info.elements(), rank, world);
-                    masters.values = masters.values[chunk.clone()].to_vec();
-                    masters.start = chunk.start;
-                }
-                Ok(())
-            }
-        }
-    }
-
-    /// Replaces the values on this rank, wherever they are; a gathered copy of a sharded parameter stays as it was.
-    pub(crate) fn assign(&self, values: &[f32], (rank, world): (usize, usize)) -> Result<()> {
-        match &self.home {
-            Home::Tensor | Home::Unbuilt => Ok(with_values(&self.tensor, |whole| whole.round_from(values))?),
-            Home::Beside(masters) => {
-                let mut masters = masters.lock().unwrap_or_else(PoisonError::into_inner);
-                let range = masters.start..masters.start + masters.values.len();
-                masters.values.copy_from_slice(&values[range]);
-                Ok(with_values(&self.tensor, |whole| whole.round_from(values))?)
-            }
-            Home::Shard { shard, slot } => {
-                let own = &values[chunk_of(values.len(), rank, world)];
-                shard.with_master(*slot, |master| match master {
-                    Master::Itself(values) => values.round_from(own),
-                    Master::Apart { masters, copy } => {
-                        masters.copy_from_slice(own);
-                        copy.round_from(own);
-                    }
-                })
-            }
-        }
-    }
-
-    /// Says whether the values that the optimizer updates are here, rather than in its state.
-    pub(crate) fn has_its_values(&self) -> bool {
-        let is_wide = self.tensor.dtype() == DType::F32 || !self.is_trained;
-        is_wide
-            || match &self.home {
-                Home::Shard { shard, .. } => shard.bytes().1 > 0,
-                Home::Beside(masters) => !masters.lock().unwrap_or_else(PoisonError::into_inner).values.is_empty(),
-                Home::Tensor | Home::Unbuilt => true,
-            }
-    }
-
-    /// Forgets the masters, which are kept elsewhere from now on.
-    pub(crate) fn drop_masters(&self) {
-        match &self.home {
-            Home::Shard { shard, .. } => shard.drop_masters(),
-            Home::Beside(masters) => masters.lock().unwrap_or_else(PoisonError::into_inner).values = Vec::new(),
-            Home::Tensor | Home::Unbuilt => {}
-        }
-    }
-
-    /// Returns the bytes held of the values that the model computes with while they are not gathered, and of masters.
-    pub(crate) fn bytes(&self) -> (usize, usize) {
-        let whole = self.info.elements() * self.tensor.dtype().size_in_bytes();
-        match &self.home {
-            Home::Tensor => (whole, 0),
-            Home::Beside(masters) => {
-                let masters = masters.lock().unwrap_or_else(PoisonError::into_inner);
-                (whole, masters.values.len() * size_of::<f32>())
-            }
-            // Counted by shard, since padding belongs to the shard.
-            Home::Shard { .. } | Home::Unbuilt => (0, 0),
-        }
-    }
-}
-
-/// Returns the elements of a parameter that belong to a rank.
-pub(crate) fn chunk_of(elements: usize, rank: usize, world: usize) -> Range<usize> {
-    let chunk = elements.div_ceil(world);
-    (rank * chunk).min(elements)..((rank + 1) * chunk).min(elements)
-}
 
 /// All parameters of a model, in order of creation.
 #[derive(Debug)]
@@ -297,6 +50,8 @@ struct OpenPart {
 pub(crate) struct Part {
     pub(crate) is_unit: bool,
     pub(crate) is_recomputed: bool,
+    /// The dtype of its first parameter.
+    pub(crate) dtype: Option<DType>,
 }
 
 /// A part as the model declared it; a unit if it is chosen.
@@ -479,6 +234,7 @@ impl Parameters {
         let part = Part {
             is_unit: self.chosen.chooses(&candidate) || must_gather,
             is_recomputed: self.recomputed.chooses(&candidate),
+            dtype: parameters.first().map(|number| all[*number].tensor.dtype()),
         };
         if part.is_unit {
             registered.units[number].is_chosen = true;

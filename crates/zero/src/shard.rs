@@ -5,7 +5,7 @@
 //! memory, the part lies there, and a gather reads it in place.
 
 use crate::layout::BucketLayout;
-use crate::parameters::Master;
+use crate::parameter::Master;
 use crate::release::release_buffer;
 use crate::storage::{ElementsMut, with_bytes};
 use crate::{DiskValues, Placement, Result};
@@ -295,7 +295,7 @@ mod tests {
     /// A rank's shard of parameters of these sizes, whose elements are their numbers; all tensors are released.
     fn shard(sizes: &[usize], dtype: DType, place: (usize, usize)) -> Shard {
         let chunk = |(parameter, elements): (usize, &usize)| {
-            let own = crate::parameters::chunk_of(*elements, place.0, place.1);
+            let own = crate::parameter::chunk_of(*elements, place.0, place.1);
             let tensor = Tensor::zeros(*elements, dtype, &Device::Cpu).unwrap();
             crate::release::release(&tensor).unwrap();
             Chunk {

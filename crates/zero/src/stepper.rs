@@ -7,7 +7,7 @@
 
 use crate::bucket::Held;
 use crate::optimizer::rules_at;
-use crate::parameters::{Master, Parameter};
+use crate::parameter::{Master, Parameter};
 use crate::storage::ElementsMut;
 use crate::{
     DiskOptions, DiskState, Error, Gradient, HalfMut, OptimizerRule, Result, StateSlices, Tier, Update, Values,

@@ -80,10 +80,12 @@ pub fn unit_of_class<M>(
     let end = units.parameters().close_part();
     let module = Arc::new(module?);
     let end = end?;
+    let casts = units.casts(&end);
     let place = (end.is_unit || end.is_recomputed).then_some(Place {
         units,
         number,
         is_recomputed: end.is_recomputed,
+        casts,
     });
     Ok(Unit { module, place })
 }
@@ -100,6 +102,31 @@ struct Place {
     units: Arc<Units>,
     number: usize,
     is_recomputed: bool,
+    casts: Casts,
+}
+
+/// Dtypes at a unit's border.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Casts {
+    pub(crate) inputs: Option<DType>,
+    pub(crate) outputs: Option<DType>,
+}
+
+impl Casts {
+    /// Converts what comes in, computes, and converts what goes out.
+    fn around<I: Tensors, O: Tensors>(self, inputs: I, forward: impl FnOnce(I) -> Result<O>) -> Result<O> {
+        cast(forward(cast(inputs, self.inputs)?)?, self.outputs)
+    }
+}
+
+fn cast<T: Tensors>(tensors: T, dtype: Option<DType>) -> Result<T> {
+    match dtype {
+        Some(dtype) => tensors.map(&mut |tensor| match tensor.dtype().is_float() {
+            true => tensor.to_dtype(dtype),
+            false => Ok(tensor),
+        }),
+        None => Ok(tensors),
+    }
 }
 
 impl<M> Clone for Unit<M> {
@@ -133,9 +160,9 @@ impl<M> Unit<M> {
             return self.run_once(inputs, forward);
         };
         let invocation = place.units.enter_forward(place.number)?;
-        let module = Arc::clone(&self.module);
+        let (module, casts) = (Arc::clone(&self.module), place.casts);
         let outcome = recompute::run(&place.units, place.number, inputs, move |inputs| {
-            forward(&module, inputs)
+            casts.around(inputs, |inputs| forward(&module, inputs))
         });
         let outcome = outcome.and_then(|outputs| place.keep_outputs(outputs));
         let left = invocation.map_or(Ok(()), |_| place.units.leave_forward(place.number));
@@ -152,17 +179,43 @@ impl<M> Unit<M> {
         let Some(place) = &self.place else {
             return forward(&self.module, inputs);
         };
+        let forward = |inputs| place.casts.around(inputs, |inputs| forward(&self.module, inputs));
         let Some(invocation) = place.units.enter_forward(place.number)? else {
-            return forward(&self.module, inputs);
+            return forward(inputs);
         };
         let outcome = place
             .gate_inputs(&invocation, inputs)
-            .and_then(|inputs| forward(&self.module, inputs))
+            .and_then(forward)
             .and_then(|outputs| place.gate_outputs(&invocation, outputs));
         let left = place.units.leave_forward(place.number);
         let outputs = outcome?;
         left?;
         Ok(outputs)
+    }
+
+    /// Gathers the part's parameters and keeps them until [`Unit::reshard`], whatever runs meanwhile; called by all ranks.
+    ///
+    /// Returns at once: the gather runs behind the caller, and whatever computes with the part waits for it. Does nothing
+    /// for a part that is no unit. As long as it holds, no step can be taken.
+    ///
+    /// # Errors
+    /// Failures of the group, and of an earlier gather.
+    pub fn unshard(&self) -> Result<()> {
+        match &self.place {
+            Some(place) => Ok(place.units.hold(place.number)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives up what [`Unit::unshard`] keeps.
+    ///
+    /// # Errors
+    /// Failures of the gather.
+    pub fn reshard(&self) -> Result<()> {
+        match &self.place {
+            Some(place) => Ok(place.units.let_go(place.number)?),
+            None => Ok(()),
+        }
     }
 
     /// Returns the part itself. Its sharded parameters are not there: use it for what needs none.

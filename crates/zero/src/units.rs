@@ -20,11 +20,16 @@
 //! While a trace is known, gathers of the units that come next run ahead, within the limits of
 //! [`Gathering`](crate::Gathering). Ranks whose models run alike start the same gathers in the same order.
 
+mod again;
+mod scopes;
+
 use crate::gradients::Gradients;
-use crate::parameters::{Home, Parameters};
+use crate::parameter::Home;
+use crate::parameters::{Parameters, Part};
 use crate::recompute::Runs;
 use crate::shard::{DiskShares, Shard};
 use crate::trace::{Event, Pass, Trace};
+use crate::unit::Casts;
 use crate::{BackwardPrefetch, DiskOptions, DiskValues, Error, Gathering, Result, Tier};
 use candle_core::{DType, Tensor, TensorId};
 use sconce_collectives::{Communicator, Pending};
@@ -43,6 +48,8 @@ pub(crate) struct Units {
     /// Trained parameters by their tensors, once all are known.
     numbers: OnceLock<HashMap<TensorId, usize>>,
     runs: Runs,
+    /// Whether what goes into units is converted, and to what that which comes out is.
+    casts: (bool, Option<DType>),
     state: Mutex<State>,
     /// Set when a loss has been reported that is no number.
     has_warned: AtomicBool,
@@ -90,6 +97,8 @@ struct Unit {
     trained: Vec<usize>,
     /// Parameters whose gradients a backward waits for.
     awaited: usize,
+    /// Set while the program keeps it present.
+    is_held: bool,
     /// Set while its backward is under way.
     backward: Option<Backward>,
 }
@@ -128,6 +137,7 @@ impl Units {
         disk: Option<DiskOptions>,
         parameters: Arc<Parameters>,
         gradients: Arc<Gradients>,
+        casts: (bool, Option<DType>),
     ) -> Self {
         Self {
             communicator,
@@ -137,6 +147,7 @@ impl Units {
             gradients,
             numbers: OnceLock::new(),
             runs: Runs::default(),
+            casts,
             state: Mutex::default(),
             has_warned: AtomicBool::new(false),
         }
@@ -144,6 +155,17 @@ impl Units {
 
     pub(crate) fn parameters(&self) -> &Parameters {
         &self.parameters
+    }
+
+    /// Returns the dtypes at the border of a part.
+    pub(crate) fn casts(&self, part: &Part) -> Casts {
+        if !part.is_unit {
+            return Casts::default();
+        }
+        Casts {
+            inputs: part.dtype.filter(|_| self.casts.0),
+            outputs: self.casts.1,
+        }
     }
 
     /// Completes the model: no parameter can be added from now on, and peers reach the shards. Called by all ranks.
@@ -203,72 +225,6 @@ impl Units {
         self.run(state, unit, Pass::Backward)
     }
 
-    /// Makes a part's parameters present to compute it again.
-    pub(crate) fn enter_again(&self, part: usize) -> Result<()> {
-        let mut state = self.lock();
-        if state.units[part].shards.is_empty() {
-            return Ok(());
-        }
-        state.use_shards(part);
-        self.run(&mut state, part, Pass::Backward)
-    }
-
-    /// Gives a part's parameters up that was computed again and differentiated.
-    pub(crate) fn leave_again(&self, part: usize) -> Result<()> {
-        let mut state = self.lock();
-        state.give_up(part, false)?;
-        self.start_ahead(&mut state, Moment::BackwardEnded);
-        Ok(())
-    }
-
-    /// Returns the parameters whose gradients a backward from `root` brings, in their order and as often as it does; what
-    /// is computed again brings the gradients of all its trained parameters.
-    pub(crate) fn gradients_of(&self, root: &Tensor) -> Vec<usize> {
-        let numbers = self.numbers.get_or_init(|| self.parameters.numbers());
-        let mut order = Vec::new();
-        for node in root.sorted_nodes() {
-            if let Some(number) = numbers.get(&node.id()) {
-                order.push(*number);
-            } else if let Some(part) = self.runs.part(node.id()) {
-                order.extend(&self.lock().units[part].trained);
-            }
-        }
-        order
-    }
-
-    /// Returns how many gradients a backward from `loss` brings each parameter, if that may be more than one.
-    pub(crate) fn gradients_to_come(&self, loss: &Tensor) -> Option<Vec<u32>> {
-        if !self.parameters.may_recompute() {
-            return None;
-        }
-        let mut counts = vec![0; self.parameters.all().len()];
-        self.gradients_of(loss)
-            .into_iter()
-            .for_each(|parameter| counts[parameter] += 1);
-        Some(counts)
-    }
-
-    /// Tells the gradients what the backward of a part that was computed again brings, in place of what it counted for.
-    pub(crate) fn expect_of(&self, part: usize, root: &Tensor) -> Result<()> {
-        let mut changes = std::collections::BTreeMap::new();
-        for parameter in self.gradients_of(root) {
-            *changes.entry(parameter).or_insert(0i64) += 1;
-        }
-        for parameter in &self.lock().units[part].trained {
-            *changes.entry(*parameter).or_insert(0i64) -= 1;
-        }
-        let changes: Vec<_> = changes.into_iter().filter(|(_, change)| *change != 0).collect();
-        let complete = self.gradients.correct(&changes)?;
-        complete
-            .into_iter()
-            .try_for_each(|parameter| self.gradient_came(parameter))
-    }
-
-    /// Returns the runs in graphs of parts that compute again.
-    pub(crate) fn runs(&self) -> &Runs {
-        &self.runs
-    }
-
     /// Notes that a parameter's gradient is complete.
     pub(crate) fn gradient_came(&self, parameter: usize) -> Result<()> {
         let mut state = self.lock();
@@ -304,34 +260,11 @@ impl Units {
         if state.shards.iter().any(|presence| presence.users > 0) {
             return Err(Error::Order {
                 what: "a change of sharded parameters while a unit computes with them",
-                hint: "call step, edit and load outside of the model's forward, and of a scope for reading",
+                hint: "call step, edit and load outside of the model's forward and of a scope for reading, and after \
+                       Unit::reshard",
             });
         }
         state.release_unused()
-    }
-
-    /// Runs `work` while the shards of some parameters are present; called by all ranks.
-    pub(crate) fn with_present<R>(&self, parameters: &[usize], work: impl FnOnce() -> Result<R>) -> Result<R> {
-        let all = self.parameters.all();
-        let sharded = |number: &usize| matches!(all[*number].home, Home::Shard { .. });
-        if !parameters.iter().any(sharded) {
-            return work();
-        }
-        let numbers;
-        {
-            let mut state = self.ready()?;
-            let state = &mut *state;
-            numbers = state.shards_of(parameters.iter().map(|number| &all[*number].home));
-            state.trace.interrupt();
-            numbers.iter().for_each(|shard| state.shards[*shard].users += 1);
-            numbers.iter().for_each(|shard| self.start(state, *shard));
-            numbers.iter().try_for_each(|shard| state.wait(*shard))?;
-        }
-        let outcome = work();
-        let mut state = self.lock();
-        numbers.iter().for_each(|shard| state.shards[*shard].users -= 1);
-        state.release_unused()?;
-        outcome
     }
 
     /// Says once, if parameters are sharded, what a loss that is no number may come from.
@@ -538,6 +471,7 @@ impl State {
                 shards,
                 trained,
                 awaited: awaited.len(),
+                is_held: false,
                 backward: None,
             });
         }

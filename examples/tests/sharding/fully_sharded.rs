@@ -93,3 +93,17 @@ fn in_bf16_with_f32_masters_it_is_the_same() {
         }
     }
 }
+
+#[test]
+fn gradients_that_are_reduced_once_in_a_window_add_up_as_in_data_parallelism() {
+    for world in 1..=3 {
+        let parallel = train(world, 3, DType::F32, &EngineOptions::default);
+        for strategy in [FullShard, ShardGradOp] {
+            for mut options in choices(strategy, None) {
+                options.sync_each_batch = Some(false);
+                let found = train(world, 3, DType::F32, &|| engine_options(options.clone(), world));
+                assert!(found == parallel, "world {world}, {options:?}");
+            }
+        }
+    }
+}

@@ -49,7 +49,7 @@ pub struct DeepSpeedConfig {
     pub gradient_predivide_factor: f64,
     /// How gradients of several ranks become one.
     pub gradient_allreduce_op: GradientReduction,
-    /// The type in which gradients are communicated; absent means that of the training.
+    /// The type in which gradients travel and are summed; absent is f32 here, in DeepSpeed that of the training.
     pub communication_data_type: Option<DataType>,
     /// The type in which gradients of several forwards add up: `data_types.grad_accum_dtype`.
     pub gradient_accumulation_data_type: Option<DataType>,
@@ -251,9 +251,8 @@ impl DeepSpeedConfig {
     fn warn_of_the_idle(&self, top: &Section<'_>) {
         top.no_effect_unless("prescale_gradients", &self.prescale_gradients, &false);
         top.no_effect_unless("gradient_predivide_factor", &self.gradient_predivide_factor, &1.0);
-        // Gradients travel and add up in f32.
+        // Gradients add up in f32.
         let is_full = |kind: Option<DataType>| kind.is_none_or(|kind| kind == DataType::Fp32);
-        top.no_effect_unless("communication_data_type", &is_full(self.communication_data_type), &true);
         top.no_effect_unless(
             "data_types.grad_accum_dtype",
             &is_full(self.gradient_accumulation_data_type),

@@ -57,6 +57,8 @@ pub struct RunSettings {
     pub gathering: Gathering,
     /// Where state on disk lies.
     pub disk: Option<DiskOptions>,
+    /// The type in which gradients travel between ranks and are summed.
+    pub reduce_dtype: DType,
     /// Whether whole weights are to be gathered when the model is saved in stage 3.
     pub gather_weights_on_save: bool,
     /// The DeepSpeed configuration, filled as far as is known before `prepare`.
@@ -189,6 +191,7 @@ impl RunSettings {
             find_unused_parameters: self.find_unused_parameters,
             first_bucket_bytes: default.first_bucket_bytes.min(bucket_bytes),
             bucket_bytes,
+            reduce_dtype: self.reduce_dtype,
             gathering: self.gathering.clone(),
             disk: self.disk.clone(),
             ..default

@@ -7,7 +7,8 @@ use super::state::StateSettings;
 use super::variables::Variables;
 use super::{BatchPlan, Clipping, RunSettings, Sharding};
 use crate::Result;
-use crate::deepspeed::{DeepSpeedConfig, Fp16, MixedPrecision, Setting, Validation};
+use crate::deepspeed::{DataType, DeepSpeedConfig, Fp16, MixedPrecision, Setting, Validation};
+use candle_core::DType;
 use sconce_fsdp::FullyShardedOptions;
 use sconce_zero::{BackoffScaling, DiskOptions, Gathering, HysteresisScaling, LossScaling};
 
@@ -86,6 +87,13 @@ impl ProgramSettings {
             Some(run) => run.gathering(gathering_in_file),
             None => gathering_in_file,
         };
+        let of_policy = fully_sharded.as_ref().and_then(|run| run.precision.reduce_dtype);
+        let in_file = config.communication_data_type.map(|kind| match kind {
+            DataType::Fp32 => DType::F32,
+            DataType::Fp16 => DType::F16,
+            DataType::Bf16 => DType::BF16,
+        });
+        let reduce_dtype = of_policy.or(in_file).unwrap_or(DType::F32);
         let mut notices = state.notices(&said);
         notices.extend(fully_sharded.iter().flat_map(|run| run.notices().iter().cloned()));
         Ok(RunSettings {
@@ -104,6 +112,7 @@ impl ProgramSettings {
             reduction: config.gradient_allreduce_op,
             find_unused_parameters: self.find_unused_parameters.or(unused_in_file).unwrap_or(false),
             bucket_bytes: self.bucket_bytes.or(bucket_in_file),
+            reduce_dtype,
             gathering: self.gathering.clone().unwrap_or(by_default),
             disk: self.disk.clone().or(state.disk(config)?),
             gather_weights_on_save: said.gather_weights_on_save.as_ref().map_or(

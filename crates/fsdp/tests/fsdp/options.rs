@@ -188,7 +188,7 @@ fn what_does_nothing_here_is_accepted_and_said_once_each() {
         auto_wrap_policy: Some(WrapPolicy::transformer_based(["Layer"])),
         ..FullyShardedOptions::default()
     };
-    let rows: [(FullyShardedOptions, &[&str]); 8] = [
+    let rows: [(FullyShardedOptions, &[&str]); 7] = [
         (wrapped(), &[]),
         // What Accelerate's launcher always exports.
         (
@@ -232,18 +232,6 @@ fn what_does_nothing_here_is_accepted_and_said_once_each() {
                 ..wrapped()
             },
             &["state_dict_type"],
-        ),
-        (
-            FullyShardedOptions {
-                mixed_precision_policy: Some(PrecisionPolicy {
-                    param_dtype: Some(DType::BF16),
-                    reduce_dtype: Some(DType::BF16),
-                    output_dtype: Some(DType::F32),
-                    ..PrecisionPolicy::default()
-                }),
-                ..wrapped()
-            },
-            &["reduce_dtype=bf16", "output_dtype=f32"],
         ),
     ];
     for (options, parts) in rows {

@@ -216,10 +216,7 @@ impl ShardingStrategy for Partly {
 #[test]
 fn a_placement_that_cannot_be_done_is_refused_with_parameter_and_reason() {
     let kinds: [(Kind, &str); 2] = [
-        (
-            |placement| &mut placement.parameter,
-            "shard its gradient and optimizer state too",
-        ),
+        (|placement| &mut placement.parameter, "shard its optimizer state too"),
         (|placement| &mut placement.gradient, "needs the whole gradient"),
     ];
     for (kind, text) in kinds {

@@ -191,3 +191,56 @@ fn parameters_of_several_dtypes_train_in_one_model() {
         }
     }
 }
+
+#[test]
+fn gradients_that_travel_in_bf16_are_rounded_for_the_way_under_every_stage_alike() {
+    let in_bf16 = |options: EngineOptions| EngineOptions {
+        reduce_dtype: DType::BF16,
+        ..options
+    };
+    for world in 1..=3 {
+        let wide = train(world, world, DType::F32, &|| options(DataParallel));
+        let expected = train(world, world, DType::F32, &|| in_bf16(options(DataParallel)));
+        for stage in STAGES {
+            let found = train(world, world, DType::F32, &|| in_bf16(options(stage)));
+            assert_eq!(found, expected, "{stage:?}, world {world}");
+        }
+        let norms = |runs: &[Run]| f64::from_bits(runs[0].1[0]);
+        let ratio = norms(&expected) / norms(&wide);
+        assert!(
+            ratio != 1.0 && (ratio - 1.0).abs() < 2f64.powi(-8),
+            "world {world}: {ratio}"
+        );
+    }
+}
+
+#[test]
+fn floats_are_converted_at_the_border_of_units_and_nothing_else_is() {
+    for strategy in [|| options(DataParallel), || options(EVERYTHING)] {
+        for recompute in [sconce_zero::UnitPolicy::none(), sconce_zero::UnitPolicy::all()] {
+            let options = EngineOptions {
+                cast_inputs: true,
+                output_dtype: Some(DType::F32),
+                recompute,
+                ..strategy()
+            };
+            let engine = engine(&sconce_collectives::single(), options);
+            let vb = super::parity::builder(&engine).to_dtype(DType::BF16);
+            let layer = sconce_zero::unit(vb, "layer", |vb| candle_nn::linear(7, 3, vb)).unwrap();
+            engine.set_optimizer(Box::new(AdamW::default())).unwrap();
+            let rows = super::parity::rows(0, 0);
+            let ids = Tensor::new(&[1u32, 2], rows.device()).unwrap();
+            let (output, same) = layer
+                .run((rows, ids), |layer, (rows, ids)| {
+                    assert_eq!((rows.dtype(), ids.dtype()), (DType::BF16, DType::U32));
+                    Ok((candle_core::Module::forward(layer, &rows)?, ids))
+                })
+                .unwrap();
+            assert_eq!((output.dtype(), same.dtype()), (DType::F32, DType::U32));
+            engine
+                .backward(&output.sqr().unwrap().mean_all().unwrap(), true)
+                .unwrap();
+            assert!(engine.grad_norm().unwrap() > 0.0);
+        }
+    }
+}

@@ -246,3 +246,84 @@ fn an_error_while_editing_ends_the_group_instead_of_leaving_peers_to_wait() {
         .iter()
         .for_each(|error| assert!(error.contains("nobody"), "{errors:?}"));
 }
+
+#[test]
+fn local_tensors_are_a_ranks_shares_and_make_up_the_whole_together() {
+    for dtype in [DType::F32, DType::BF16] {
+        for world in 1..=4 {
+            let ranks = on_ranks(world, |communicator| {
+                let engine = new_engine(&communicator, || Box::new(SHARDED));
+                let vb = engine
+                    .var_builder(Weights::Random { seed: 3 }, dtype, &Device::Cpu)
+                    .unwrap();
+                unit(vb.clone(), "layer", |vb| linear(WIDTH, 5, vb)).unwrap();
+                weight(&vb, 2, "outside").unwrap();
+                engine.set_optimizer(sgd()).unwrap();
+                let wide = |tensor: &Tensor| flat(&tensor.to_dtype(DType::F32).unwrap());
+                let whole = engine.tensors(true).unwrap();
+                // Nothing beyond one unit's parameters is whole at once.
+                assert_eq!(
+                    engine.memory().gathered_peak as usize,
+                    (WIDTH * 5 + 5) * dtype.size_in_bytes()
+                );
+                let whole = Vec::from_iter(whole.iter().map(|(name, tensor)| (name.clone(), wide(tensor))));
+                let local = engine.local_tensors().unwrap().into_iter();
+                let local = local.map(|t| {
+                    (
+                        t.info.name.clone(),
+                        t.elements.clone(),
+                        t.values.dtype(),
+                        wide(&t.values),
+                    )
+                });
+                (whole, Vec::from_iter(local))
+            });
+            for (name, expected) in &ranks[0].0 {
+                let mut found = vec![f32::NAN; expected.len()];
+                for (_, local) in &ranks {
+                    let (_, elements, kind, values) = local.iter().find(|local| local.0 == *name).unwrap();
+                    assert_eq!(*kind, dtype);
+                    let share = if name == "outside" {
+                        2
+                    } else {
+                        expected.len().div_ceil(world)
+                    };
+                    assert!(elements.len() <= share);
+                    found[elements.clone()].copy_from_slice(values);
+                }
+                assert_eq!(&found, expected, "{name}, world {world}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_unit_that_is_unsharded_by_hand_stays_so_until_it_is_resharded() {
+    for world in 1..=3 {
+        on_ranks(world, |communicator| {
+            let engine = new_engine(&communicator, || Box::new(SHARDED));
+            let vb = builder(&engine);
+            let layers = ["a", "b"].map(|name| unit(vb.clone(), name, |vb| linear(WIDTH, WIDTH, vb)).unwrap());
+            engine.set_optimizer(sgd()).unwrap();
+            let one = ((WIDTH * WIDTH + WIDTH) * size_of::<f32>()) as u64;
+            let output = || layers[0].forward(&rows(0, 0)).unwrap();
+            let expected = flat(&output());
+            for _ in 0..2 {
+                layers[0].unshard().unwrap();
+            }
+            assert_eq!(engine.memory().gathered, one);
+            assert_eq!(flat(&output()), expected);
+            assert_eq!(engine.memory().gathered, one);
+            let loss = mean_square(&layers[1].forward(&output()).unwrap()).unwrap();
+            engine.backward(&loss, true).unwrap();
+            assert_says(engine.step(0.1), &["Unit::reshard"]);
+            assert_eq!(engine.memory().gathered, one);
+            for _ in 0..2 {
+                layers[0].reshard().unwrap();
+            }
+            assert_eq!(engine.memory().gathered, 0);
+            engine.step(0.1).unwrap();
+            assert_ne!(flat(&output()), expected);
+        });
+    }
+}

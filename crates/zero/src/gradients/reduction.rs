@@ -1,0 +1,50 @@
+//! How a bucket becomes the mean over the ranks of a group, in f32 or rounded to a narrower dtype for the way.
+
+use candle_core::DType;
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use rayon::prelude::*;
+use sconce_collectives::{Communicator, Counts, Element, ReduceOp, Result};
+
+/// Elements converted by one task.
+const BLOCK: usize = 1 << 15;
+
+/// Which ranks get what of the mean.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Reduction {
+    /// All of it on every rank.
+    All,
+    /// Each rank its own of equal parts of so many elements; the rest is left as it may be.
+    Scatter(usize),
+}
+
+impl Reduction {
+    /// Replaces gradients by their mean over the group.
+    pub(super) fn run(self, gradients: &mut [f32], dtype: DType, group: &dyn Communicator) -> Result<()> {
+        match dtype {
+            DType::BF16 => self.run_narrow::<bf16>(gradients, group),
+            DType::F16 => self.run_narrow::<f16>(gradients, group),
+            _ => self.run_as(gradients, group),
+        }
+    }
+
+    fn run_narrow<T: Element + Default>(self, gradients: &mut [f32], group: &dyn Communicator) -> Result<()>
+    where
+        [T]: HalfFloatSliceExt,
+    {
+        let mut narrow = vec![T::default(); gradients.len()];
+        let pairs = narrow.par_chunks_mut(BLOCK).zip(gradients.par_chunks(BLOCK));
+        pairs.for_each(|(narrow, wide)| narrow.convert_from_f32_slice(wide));
+        self.run_as(&mut narrow, group)?;
+        let pairs = narrow.par_chunks(BLOCK).zip(gradients.par_chunks_mut(BLOCK));
+        pairs.for_each(|(narrow, wide)| narrow.convert_to_f32_slice(wide));
+        Ok(())
+    }
+
+    fn run_as<T: Element>(self, elements: &mut [T], group: &dyn Communicator) -> Result<()> {
+        match self {
+            Self::All => group.all_reduce(elements, ReduceOp::Mean),
+            Self::Scatter(part) => group.reduce_scatter_in_place(elements, Counts::Equal(part), ReduceOp::Mean),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! What one rank holds of the parameters, without asking the others: for state dicts by shares.
+
+use crate::parameter::{Home, Master, Parameter};
+use crate::storage::ElementsMut;
+use crate::{ParameterInfo, Result};
+use candle_core::{CpuStorage, Storage, Tensor};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The elements of one parameter that a rank holds.
+#[derive(Debug, Clone)]
+pub struct LocalTensor {
+    /// The parameter.
+    pub info: Arc<ParameterInfo>,
+    /// Which of the whole parameter's elements, in order, these are; all of them if it is not sharded.
+    pub elements: Range<usize>,
+    /// Their values, flat, in the dtype that the model computes with.
+    pub values: Tensor,
+}
+
+impl LocalTensor {
+    /// Copies what the rank at `place` (its number, and of how many) holds of a parameter.
+    pub(crate) fn of(parameter: &Parameter, (rank, world): (usize, usize)) -> Result<Self> {
+        let count = parameter.info.elements();
+        let elements = match parameter.home {
+            Home::Shard { .. } => crate::parameter::chunk_of(count, rank, world),
+            Home::Tensor | Home::Beside(_) | Home::Unbuilt => 0..count,
+        };
+        let values = match &parameter.home {
+            Home::Shard { .. } => parameter.with_master(elements.clone(), |master| match master {
+                Master::Itself(values) | Master::Apart { copy: values, .. } => copied(&values),
+            })?,
+            _ => {
+                let values = parameter.tensor.flatten_all()?.detach().copy()?;
+                let info = Arc::clone(&parameter.info);
+                return Ok(Self { info, elements, values });
+            }
+        };
+        let op = candle_core::op::BackpropOp::none();
+        Ok(Self {
+            info: Arc::clone(&parameter.info),
+            values: Tensor::from_storage(Storage::Cpu(values), elements.len(), op, false),
+            elements,
+        })
+    }
+}
+
+fn copied(values: &ElementsMut<'_>) -> CpuStorage {
+    match values {
+        ElementsMut::F32(values) => CpuStorage::F32(values.to_vec()),
+        ElementsMut::Bf16(values) => CpuStorage::BF16(values.to_vec()),
+        ElementsMut::F16(values) => CpuStorage::F16(values.to_vec()),
+    }
+}
