@@ -60,8 +60,8 @@ struct Run {
 struct PassingGradients {
     /// By result that has one.
     results: Vec<Option<Tensor>>,
-    /// By input that has one; there once the run has been differentiated.
-    inputs: Option<Vec<Tensor>>,
+    /// By input that has one, until it is handed on; there once the run has been differentiated.
+    inputs: Option<Vec<Option<Tensor>>>,
 }
 
 /// Runs `forward` and keeps of it what computes it again.
@@ -150,11 +150,13 @@ impl Run {
             let inputs = self.differentiate(results)?;
             self.gradients().inputs = Some(inputs);
         }
-        Ok(self.gradients().inputs.as_ref().and_then(|all| all.get(input).cloned()))
+        let mut gradients = self.gradients();
+        let gradient = gradients.inputs.as_mut().and_then(|all| all.get_mut(input));
+        Ok(gradient.and_then(Option::take))
     }
 
     /// Computes the part again and returns the gradients of its inputs; its parameters get theirs.
-    fn differentiate(&self, gradients: Vec<Option<Tensor>>) -> Result<Vec<Tensor>> {
+    fn differentiate(&self, gradients: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>> {
         self.units.enter_again(self.part)?;
         let (mut number, mut leaves) = (0, Vec::new());
         let results = (self.again)(&mut |input| {
@@ -178,13 +180,18 @@ impl Run {
         }
         let Some(root) = root else {
             self.units.leave_again(self.part)?;
-            return leaves.iter().map(|leaf| leaf.zeros_like()).collect();
+            return leaves.iter().map(|leaf| leaf.zeros_like().map(Some)).collect();
         };
         self.units.expect_of(self.part, &root)?;
         let found = root.backward()?;
         self.units.leave_again(self.part)?;
-        let gradient = |leaf: &Var| found.get(leaf).cloned().map_or_else(|| leaf.zeros_like(), Ok);
-        leaves.iter().map(gradient).collect()
+        // candle's gradients know what they were made of; without that, it goes.
+        let gradient = |leaf: &Var| {
+            found
+                .get(leaf)
+                .map_or_else(|| leaf.zeros_like(), |found| Ok(found.detach()))
+        };
+        leaves.iter().map(|leaf| gradient(leaf).map(Some)).collect()
     }
 }
 
