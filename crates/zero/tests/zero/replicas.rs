@@ -11,6 +11,13 @@ type Strategy = fn() -> Box<dyn ShardingStrategy>;
 /// All that keep something by shares, with a mixture among them of what is sharded and what is not.
 const STRATEGIES: [Strategy; 3] = [|| Box::new(STAGES[0]), || Box::new(STAGES[1]), || Box::new(EVERYTHING)];
 
+fn in_groups_of(ranks: usize) -> EngineOptions {
+    EngineOptions {
+        shard_group: Some(ranks),
+        ..options(EVERYTHING)
+    }
+}
+
 /// What a rank comes to: norms, values, and how much it holds.
 type Outcome = (Vec<f64>, Vec<f32>, MemoryReport);
 
@@ -95,11 +102,7 @@ fn a_rank_holds_its_share_of_its_groups_model() {
 #[test]
 fn shares_are_reduced_in_the_group_every_time_and_between_groups_when_a_backward_synchronises() {
     let counts = on_ranks(4, |communicator| {
-        let options = EngineOptions {
-            shard_group: Some(2),
-            ..options(EVERYTHING)
-        };
-        let engine = engine(&communicator, options);
+        let engine = engine(&communicator, in_groups_of(2));
         let model = new_model(&engine);
         engine.set_optimizer(sgd()).unwrap();
         let calls = |kind: Kind| {
@@ -128,11 +131,7 @@ fn shares_are_reduced_in_the_group_every_time_and_between_groups_when_a_backward
 #[test]
 fn edits_and_reads_reach_every_group() {
     let ranks = on_ranks(4, |communicator| {
-        let options = EngineOptions {
-            shard_group: Some(2),
-            ..options(EVERYTHING)
-        };
-        let engine = engine(&communicator, options);
+        let engine = engine(&communicator, in_groups_of(2));
         new_model(&engine);
         engine.set_optimizer(sgd()).unwrap();
         let edit = engine.edit(&ParameterSet::matching(|_| true), 3, |scope| {
@@ -155,11 +154,7 @@ fn edits_and_reads_reach_every_group() {
 fn a_group_that_does_not_divide_the_ranks_is_refused() {
     for group in [0, 2, 5] {
         let errors = on_ranks(3, |communicator| {
-            let options = EngineOptions {
-                shard_group: Some(group),
-                ..options(EVERYTHING)
-            };
-            sconce_zero::Engine::new(communicator, options).unwrap_err()
+            sconce_zero::Engine::new(communicator, in_groups_of(group)).unwrap_err()
         });
         for error in errors {
             assert!(
@@ -179,11 +174,7 @@ fn a_group_that_does_not_divide_the_ranks_is_refused() {
 #[test]
 fn a_rank_that_fails_ends_the_ranks_of_other_groups_too() {
     let errors = on_ranks(4, |communicator| {
-        let options = EngineOptions {
-            shard_group: Some(2),
-            ..options(EVERYTHING)
-        };
-        let engine = engine(&communicator, options);
+        let engine = engine(&communicator, in_groups_of(2));
         let model = new_model(&engine);
         engine.set_optimizer(sgd()).unwrap();
         let (rows, targets) = batch(0);
