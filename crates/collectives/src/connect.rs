@@ -1,37 +1,105 @@
 //! From "who am I" to a group of all ranks.
 
+use crate::environment as variable;
 use crate::store::{StoreClient, StoreServer, join};
-use crate::{Communicator, Options, Result, World, shm, single};
+use crate::{Backend, Communicator, Error, Options, Result, World, shm, single};
 use std::sync::Arc;
+
+/// Variables of which a rank that some launcher has started has at least one.
+const OF_LAUNCHERS: [&str; 7] = [
+    variable::RANK,
+    variable::WORLD_SIZE,
+    variable::OMPI_COMM_WORLD_SIZE,
+    variable::PMI_SIZE,
+    variable::PMIX_RANK,
+    variable::SLURM_STEP_NUM_TASKS,
+    variable::SLURM_STEP_ID,
+];
 
 /// A connection of this process to all ranks of the world.
 #[derive(Debug)]
 pub struct Connection {
     /// The group of all ranks.
     pub communicator: Arc<dyn Communicator>,
-    /// The rendezvous store's client; `None` in a world of one, which needs no store.
+    /// The rendezvous store's client; `None` in a world of one and over MPI, which need no store.
     pub store: Option<StoreClient>,
     /// The store itself, where this rank hosts it.
     _server: Option<StoreServer>,
 }
 
-/// Joins the ranks that the world describes; called by all ranks.
-///
-/// # Errors
-/// When the store cannot be reached, ranks do not come in time, or no backend serves this world.
-pub fn connect(world: &World, options: &Options) -> Result<Connection> {
-    if world.size == 1 {
-        return Ok(Connection {
-            communicator: single(),
+impl Connection {
+    fn without_store(communicator: Arc<dyn Communicator>) -> Self {
+        Self {
+            communicator,
             store: None,
             _server: None,
+        }
+    }
+}
+
+/// Joins the ranks that the world describes, over the backend that the environment names; called by all ranks.
+///
+/// # Errors
+/// As [`connect_over`], and when `SCONCE_BACKEND` names none.
+pub fn connect(world: &World, options: &Options) -> Result<Connection> {
+    connect_over(Backend::from_env()?, world, options)
+}
+
+/// Joins the ranks that the world describes, over one backend; called by all ranks with the same.
+///
+/// # Errors
+/// When the store cannot be reached, ranks do not come in time, the backend does not serve this world, or this build does
+/// not have it.
+pub fn connect_over(backend: Backend, world: &World, options: &Options) -> Result<Connection> {
+    if !backend.is_built() {
+        return Err(Error::Unsupported {
+            what: format!("the {} backend is not in this program", backend.name()),
+            hint: format!("build it with `--features {}`", backend.name()),
         });
     }
-    let (server, client) = join(world, options.timeout)?;
-    let communicator = shm::connect(world, &client, options)?;
-    Ok(Connection {
-        communicator,
-        store: Some(client),
-        _server: server,
+    if world.size == 1 {
+        if backend == Backend::Mpi {
+            refuse_plain_start(variable::of_process)?;
+        }
+        return Ok(Connection::without_store(single()));
+    }
+    match backend {
+        #[cfg(feature = "mpi")]
+        Backend::Mpi => Ok(Connection::without_store(crate::mpi::connect(world, options)?)),
+        _ => {
+            let (server, client) = join(world, options.timeout)?;
+            let communicator = shm::connect(world, &client, options)?;
+            Ok(Connection {
+                communicator,
+                store: Some(client),
+                _server: server,
+            })
+        }
+    }
+}
+
+/// Refuses MPI to a program that nobody started as a rank: several of them would be as many silent worlds of one.
+fn refuse_plain_start(lookup: impl Fn(&str) -> Option<String>) -> Result<()> {
+    if OF_LAUNCHERS.iter().any(|name| lookup(name).is_some()) {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        what: "the mpi backend in a program that was started plainly, which is a world of one".into(),
+        hint: "start it with `mpirun -n N PROGRAM` or `sconce launch --backend mpi`, or unset SCONCE_BACKEND".into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mpi_is_refused_to_a_program_that_no_launcher_started() {
+        assert!(refuse_plain_start(|name| (name == "PMIX_RANK").then(|| "0".into())).is_ok());
+        let message = refuse_plain_start(|_| None).unwrap_err().to_string();
+        assert!(
+            message.contains("world of one") && message.contains("mpirun -n N"),
+            "{message}"
+        );
+    }
 }

@@ -49,6 +49,9 @@ pub const MPI_LOCALRANKID: &str = "MPI_LOCALRANKID";
 /// How many ranks this process's host has. Set by MPICH's and Intel MPI's `mpiexec`.
 pub const MPI_LOCALNRANKS: &str = "MPI_LOCALNRANKS";
 
+/// This process's number in its PMIx job. Set by Open MPI's `mpirun` and by `srun --mpi=pmix`; only its presence counts.
+pub const PMIX_RANK: &str = "PMIX_RANK";
+
 // Slurm.
 
 /// This process's number in its Slurm step. Set by `srun`; 0 in a batch script.
@@ -74,6 +77,8 @@ pub const SLURM_JOB_NODELIST: &str = "SLURM_JOB_NODELIST";
 
 // Sconce's own.
 
+/// What carries the data: `shm` (the default) or `mpi`. Set by `sconce launch --backend` and by hand.
+pub const SCONCE_BACKEND: &str = "SCONCE_BACKEND";
 /// Address (`host:port`) of the rendezvous store that `sconce launch` hosts. Unset under other launchers: rank 0 then
 /// hosts the store itself at `MASTER_ADDR:MASTER_PORT`.
 pub const SCONCE_STORE_ADDR: &str = "SCONCE_STORE_ADDR";

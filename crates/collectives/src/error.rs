@@ -105,6 +105,16 @@ pub enum Error {
         /// Its message.
         reason: String,
     },
+    /// The MPI library refused something.
+    #[error("rank {rank}: {call}: {reason}")]
+    Mpi {
+        /// The calling rank in the world.
+        rank: usize,
+        /// MPI's name of the call.
+        call: &'static str,
+        /// MPI's own message.
+        reason: String,
+    },
     /// This build or machine cannot do what was asked.
     #[error("{what}: {hint}")]
     Unsupported {

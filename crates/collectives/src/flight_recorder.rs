@@ -1,5 +1,6 @@
 //! The last operations of a rank, written out when something fails.
 
+use crate::Options;
 use crate::collective::Signature;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ pub(crate) struct FlightRecorder {
     entries: Vec<Entry>,
     recorded: usize,
     origin: Instant,
+    told: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +32,7 @@ impl FlightRecorder {
             entries: Vec::with_capacity(KEPT),
             recorded: 0,
             origin: Instant::now(),
+            told: false,
         }
     }
 
@@ -56,11 +59,23 @@ impl FlightRecorder {
         }
     }
 
+    /// Writes the ring where the group's options say, the first time that something fails.
+    pub(crate) fn tell(&mut self, options: &Options, group: &str, rank: usize, failure: &str) {
+        let Some(directory) = options.flight_recorder.as_ref().filter(|_| !self.told) else {
+            return;
+        };
+        self.told = true;
+        match self.write(directory, &group.replace('/', "."), rank, failure) {
+            Ok(path) => tracing::error!(rank, path = %path.display(), "wrote the flight recorder"),
+            Err(error) => tracing::error!(rank, %error, "could not write the flight recorder"),
+        }
+    }
+
     /// Writes the ring as JSON lines into `directory`, oldest first, and returns the file.
     ///
     /// Each line has the group, rank, sequence number, operation, microseconds from the making of the group to
     /// its start, and whether it ended. The first line has the failure.
-    pub(crate) fn write(&self, directory: &Path, group: &str, rank: usize, failure: &str) -> std::io::Result<PathBuf> {
+    fn write(&self, directory: &Path, group: &str, rank: usize, failure: &str) -> std::io::Result<PathBuf> {
         let path = directory.join(format!("sconce-flight-{group}-rank{rank}-{}.jsonl", std::process::id()));
         let mut text = format!(
             "{}\n",

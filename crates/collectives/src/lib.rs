@@ -21,6 +21,7 @@
 //! # Ok::<(), sconce_collectives::Error>(())
 //! ```
 
+mod backend;
 mod buffer;
 pub mod collective;
 mod communicator;
@@ -30,21 +31,28 @@ mod element;
 pub mod environment;
 mod error;
 mod flight_recorder;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod options;
+mod parts;
 mod pending;
+mod private;
 mod reduce_op;
 mod reduction;
 pub mod shm;
 mod single;
 pub mod store;
+mod sub_groups;
 mod tensor;
 mod traffic;
+mod worker;
 mod world;
 
+pub use backend::Backend;
 pub use buffer::Buffer;
 pub use collective::{Collective, Counts, Each, Kind};
 pub use communicator::{Communicator, Job};
-pub use connect::{Connection, connect};
+pub use connect::{Connection, connect, connect_over};
 pub use element::{Element, ElementType, Elements, ElementsMut};
 pub use error::{Error, Result};
 pub use options::Options;

@@ -15,6 +15,18 @@ const MODULES: &[(&str, &str)] = &[
     ),
     ("crates/collectives/src/copy.rs", "stores that bypass the cache"),
     (
+        "crates/collectives/src/mpi/library.rs",
+        "the calls of MPI's C interface",
+    ),
+    (
+        "crates/collectives/src/mpi/reducing.rs",
+        "reductions of what came over MPI",
+    ),
+    (
+        "crates/collectives/src/private.rs",
+        "a caller's memory as an address range",
+    ),
+    (
         "crates/collectives/src/reduction.rs",
         "values of a type that is known only at run time",
     ),
@@ -24,7 +36,7 @@ const MODULES: &[(&str, &str)] = &[
     ),
     (
         "crates/collectives/src/shm/private.rs",
-        "a caller's memory as an address range",
+        "copies between a caller's memory and the segment",
     ),
     ("crates/collectives/src/shm/region.rs", "buffers in a shared mapping"),
     (

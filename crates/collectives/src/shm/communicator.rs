@@ -2,8 +2,8 @@
 
 use super::group::Group;
 use super::waiting::Patience;
-use super::worker::Worker;
 use crate::collective::{Kind, Signature};
+use crate::worker::Worker;
 use crate::{Buffer, Collective, Communicator, Job, Result, Traffic};
 use std::sync::Arc;
 

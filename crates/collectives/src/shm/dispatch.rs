@@ -11,9 +11,9 @@
 use super::group::Passage;
 use super::in_place::Peers;
 use super::layout::SMALL;
-use super::private::Private;
-use super::staged::{Part, parts};
 use crate::collective::{Collective, Counts, Each};
+use crate::parts::{Part, parts};
+use crate::private::Private;
 use crate::{Buffer, ElementType, Elements, ReduceOp, Result};
 
 impl Passage<'_> {

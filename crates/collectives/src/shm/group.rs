@@ -45,7 +45,6 @@ pub(super) struct Engine {
     liveness: Liveness,
     recorder: FlightRecorder,
     traffic: TrafficCounters,
-    dumped: bool,
 }
 
 /// One operation under way on one rank.
@@ -96,7 +95,6 @@ impl Group {
             liveness: Liveness::of_threads(),
             recorder: FlightRecorder::new(),
             traffic: TrafficCounters::default(),
-            dumped: false,
         };
         let group = Self {
             name,
@@ -154,7 +152,10 @@ impl Group {
                 if !matches!(error, Error::Aborted { .. }) {
                     failure::record(self.segment.control(), self.rank, &error.to_string());
                 }
-                self.write_flight(&mut passage.engine, &error.to_string());
+                passage
+                    .engine
+                    .recorder
+                    .tell(&self.options, &self.name, self.rank, &error.to_string());
             }
         }
         result
@@ -181,18 +182,6 @@ impl Group {
     fn lock(&self) -> MutexGuard<'_, Engine> {
         // A panic inside an operation has recorded or will record a failure; the engine is not used afterwards.
         self.engine.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write_flight(&self, engine: &mut Engine, failure: &str) {
-        let Some(directory) = self.options.flight_recorder.as_ref().filter(|_| !engine.dumped) else {
-            return;
-        };
-        engine.dumped = true;
-        let name = self.name.replace('/', ".");
-        match engine.recorder.write(directory, &name, self.rank, failure) {
-            Ok(path) => tracing::error!(rank = self.rank, path = %path.display(), "wrote the flight recorder"),
-            Err(error) => tracing::error!(rank = self.rank, %error, "could not write the flight recorder"),
-        }
     }
 }
 

@@ -4,11 +4,12 @@
 //! bytes per payload byte and rank, where a copy moves three, since the lines written are those just read.
 
 use super::group::Passage;
-use super::private::Private;
 use super::region::Region;
-use super::staged::{Part, lines_of, temperature_of};
+use super::staged::temperature_of;
 use crate::collective::Each;
 use crate::copy::{LARGE, copy_past_cache, fence_past_cache};
+use crate::parts::{Part, lines_of};
+use crate::private::Private;
 use crate::reduction::{Ranges, Temperature, reduce};
 use crate::{ElementType, Elements, ReduceOp, Result};
 use std::sync::Arc;

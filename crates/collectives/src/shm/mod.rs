@@ -43,7 +43,6 @@ mod small;
 mod split;
 mod staged;
 mod waiting;
-mod worker;
 
 pub use connect::connect;
 

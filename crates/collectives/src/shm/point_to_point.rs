@@ -5,9 +5,9 @@
 
 use super::group::Passage;
 use super::layout::{PIECE, PIECES};
-use super::private::Private;
 use super::waiting::{nap, publish, wait};
 use crate::collective::{Kind, Signature};
+use crate::private::Private;
 use crate::{ElementType, Elements, ElementsMut, Result};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};

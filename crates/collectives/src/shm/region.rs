@@ -5,8 +5,8 @@
 
 use super::descriptors;
 use super::group::Passage;
-use super::private::Private;
 use super::segment::Mapping;
+use crate::private::Private;
 use crate::{Buffer, Error, Result};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};

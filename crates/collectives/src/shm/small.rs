@@ -4,8 +4,8 @@
 //! later, and by then every rank has entered the operation between, so it has finished reading.
 
 use super::group::Passage;
-use super::private::Private;
-use super::staged::Part;
+use crate::parts::Part;
+use crate::private::Private;
 use crate::reduction::{Ranges, Temperature, reduce};
 use crate::{ElementType, ReduceOp, Result};
 

@@ -4,8 +4,9 @@ use super::communicator::ShmCommunicator;
 use super::descriptors::{self, Links, io};
 use super::group::{Group, Passage};
 use super::layout::Layout;
-use super::private::Private;
 use super::segment::Segment;
+use crate::private::Private;
+use crate::sub_groups::sub_groups;
 use crate::{Communicator, Error, Options, Result, single};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -42,7 +43,7 @@ impl Passage<'_> {
         let parts: Vec<_> = (0..size).map(|rank| rank * 16..(rank + 1) * 16).collect();
         self.staged_all_gather(Private::of_mut(bytes), &parts)?;
 
-        let groups = groups(&wishes);
+        let groups = sub_groups(&wishes);
         self.engine.splits += 1;
         let name = |color: i64| format!("{}/{}.{color}", self.group.name, self.engine.splits);
         let mut share = None;
@@ -108,34 +109,4 @@ fn unpack(files: Vec<OwnedFd>, own: usize) -> Result<(OwnedFd, Links)> {
         }
     };
     Ok((segment, links))
-}
-
-/// Returns the sub-groups by color, each with its members ordered by key and then by rank.
-fn groups(wishes: &[[i64; 2]]) -> Vec<(i64, Vec<usize>)> {
-    let mut order: Vec<_> = wishes
-        .iter()
-        .enumerate()
-        .map(|(rank, [color, key])| (*color, *key, rank))
-        .collect();
-    order.retain(|(color, ..)| *color >= 0);
-    order.sort_unstable();
-    let mut groups: Vec<(i64, Vec<usize>)> = Vec::new();
-    for (color, _, rank) in order {
-        match groups.last_mut() {
-            Some((last, members)) if *last == color => members.push(rank),
-            _ => groups.push((color, vec![rank])),
-        }
-    }
-    groups
-}
-
-#[cfg(test)]
-mod tests {
-    use super::groups;
-
-    #[test]
-    fn members_are_ordered_by_key_then_rank_and_negative_colors_are_left_out() {
-        let wishes = [[1, 5], [0, 0], [1, -3], [-1, 0], [1, 5]];
-        assert_eq!(groups(&wishes), [(0, vec![1]), (1, vec![2, 0, 4])]);
-    }
 }

@@ -10,44 +10,12 @@
 
 use super::group::Passage;
 use super::layout::STAGE;
-use super::private::Private;
-use crate::collective::Counts;
 use crate::copy::LARGE;
+use crate::parts::{LINE, Part, lines_of, piece_of, rounds_of};
+use crate::private::Private;
 use crate::reduction::{Ranges, Temperature, reduce};
 use crate::{ElementType, ReduceOp, Result};
 use std::ops::Range;
-
-/// A rank's bytes within a buffer.
-pub(super) type Part = Range<usize>;
-
-/// Bytes of a cache line: ranks' parts of one buffer start on different lines.
-const LINE: usize = 64;
-
-/// Returns every rank's part of a buffer.
-pub(super) fn parts(counts: Counts<'_>, element: ElementType, size: usize) -> Vec<Part> {
-    let mut at = 0;
-    let part = |rank| {
-        let start = at;
-        at += counts.of(rank) * element.size();
-        start..at
-    };
-    (0..size).map(part).collect()
-}
-
-/// Returns `rank`'s part when `bytes` bytes are dealt out over `size` ranks by whole cache lines.
-pub(super) fn lines_of(bytes: usize, rank: usize, size: usize) -> Part {
-    let lines = bytes.div_ceil(LINE).div_ceil(size) * LINE;
-    (rank * lines).min(bytes)..((rank + 1) * lines).min(bytes)
-}
-
-/// Returns the bytes of `part` that round `round` moves in pieces of `piece` bytes.
-fn piece_of(part: &Part, round: usize, piece: usize) -> Part {
-    (part.start + round * piece).min(part.end)..(part.start + (round + 1) * piece).min(part.end)
-}
-
-fn rounds_of(parts: &[Part], piece: usize) -> usize {
-    parts.iter().map(|part| part.len().div_ceil(piece)).max().unwrap_or(0)
-}
 
 impl Passage<'_> {
     pub(super) fn staged_all_reduce(&mut self, buffer: Private, element: ElementType, op: ReduceOp) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Reductions equal a plain loop in rank order, on every path (small, staged, in place).
 
-use crate::{SIZES, on_every_backend, value};
+use crate::{SIZES, on_every_backend, over_mpi, value};
 use half::{bf16, f16};
 use sconce_collectives::{Communicator, Counts, Element, ReduceOp};
 
@@ -170,7 +170,10 @@ fn inexact_sums_have_the_same_bits_on_every_rank_path_and_run() {
     let seen = seen.into_inner().unwrap();
     for size in 1..=4 {
         let mut of_size = seen.iter().filter(|(n, _)| *n == size);
-        let first = of_size.next().expect("every size ran");
+        let Some(first) = of_size.next() else {
+            assert!(over_mpi::is_rank(), "every size ran");
+            continue; // this rank is not one of so many, or there are not as many
+        };
         assert!(of_size.all(|other| other == first), "size {size}");
     }
 }

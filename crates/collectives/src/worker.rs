@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 /// A queue of jobs and the thread that runs them; the thread starts with the first job.
 #[derive(Debug, Default)]
-pub(super) struct Worker {
+pub(crate) struct Worker {
     running: Mutex<Option<(Sender<Job>, JoinHandle<()>)>>,
     outstanding: Arc<Outstanding>,
 }
@@ -27,7 +27,7 @@ impl Worker {
     ///
     /// # Errors
     /// [`Error::Io`] when the thread cannot be started.
-    pub(super) fn start(&self, job: Job, group: &Arc<impl Communicator + 'static>) -> Result<()> {
+    pub(crate) fn start(&self, job: Job, group: &Arc<impl Communicator + 'static>) -> Result<()> {
         let mut running = lock(&self.running);
         if running.is_none() {
             let (sender, receiver) = channel::<Job>();
@@ -58,7 +58,7 @@ impl Worker {
     }
 
     /// Returns when every job started so far has ended.
-    pub(super) fn drain(&self) {
+    pub(crate) fn drain(&self) {
         if self.outstanding.jobs.load(Ordering::SeqCst) == 0 {
             return;
         }
@@ -73,7 +73,7 @@ impl Worker {
     }
 
     /// Runs the queue to its end and stops the thread.
-    pub(super) fn stop(&self) {
+    pub(crate) fn stop(&self) {
         if let Some((sender, thread)) = lock(&self.running).take() {
             drop(sender);
             // Jobs' panics are caught, so the thread cannot have panicked.
