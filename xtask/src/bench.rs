@@ -14,6 +14,8 @@ use xshell::{Shell, cmd};
 pub(crate) enum Suite {
     /// Collective operations, by size and number of ranks.
     Collectives,
+    /// All-reduce over MPI beside MPI's own; builds with the feature `mpi`.
+    Mpi,
     /// Optimizer steps with state on disk.
     Offload,
     /// Optimizer steps over flat memory.
@@ -26,6 +28,7 @@ impl Suite {
     fn program(self) -> &'static str {
         match self {
             Self::Collectives => "collectives",
+            Self::Mpi => "mpi",
             Self::Offload => "offload",
             Self::Optimizer => "optimizer",
             Self::Train => "train",
@@ -40,9 +43,14 @@ impl Suite {
 pub(crate) fn run(shell: &Shell, suite: Suite, arguments: &[OsString]) -> Result<()> {
     let program = suite.program();
     // With one package alone cargo would choose other features for candle, and build it once more.
-    Ok(
-        cmd!(shell, "cargo bench --workspace --bench {program} -- {arguments...}")
-            .quiet()
-            .run()?,
-    )
+    let features: &[&str] = if suite == Suite::Mpi {
+        &["--features", "mpi"]
+    } else {
+        &[]
+    };
+    let bench = cmd!(
+        shell,
+        "cargo bench --workspace {features...} --bench {program} -- {arguments...}"
+    );
+    Ok(bench.quiet().run()?)
 }

@@ -102,4 +102,11 @@ mod tests {
             "{message}"
         );
     }
+
+    #[test]
+    #[cfg(not(feature = "mpi"))]
+    fn a_build_without_mpi_says_how_to_get_it() {
+        let error = connect_over(Backend::Mpi, &World::single(), &Options::default()).unwrap_err();
+        assert!(error.to_string().contains("--features mpi"), "{error}");
+    }
 }

@@ -10,6 +10,10 @@ use super::rust_code::code_only;
 const MODULES: &[(&str, &str)] = &[
     ("crates/cli/src/launch/parent_death.rs", "code between fork and exec"),
     (
+        "crates/collectives/benches/mpi.rs",
+        "MPI's own all-reduce, to compare with",
+    ),
+    (
         "crates/collectives/src/buffer.rs",
         "memory in a shared mapping, as slices",
     ),

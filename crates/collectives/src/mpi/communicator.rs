@@ -6,7 +6,7 @@ use crate::collective::{Kind, Signature};
 use crate::private::Private;
 use crate::worker::Worker;
 use crate::{Buffer, Collective, Communicator, Job, Result, Traffic};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A group of ranks of the job, seen by one of them.
 #[derive(Debug)]
@@ -16,6 +16,9 @@ pub(super) struct MpiCommunicator {
     patience: Patience,
 }
 
+/// The groups of this process, so that those still there at its end can be left.
+static GROUPS: Mutex<Vec<Weak<Behind>>> = Mutex::new(Vec::new());
+
 /// The same group as jobs see it: already behind everything that was started before.
 #[derive(Debug)]
 struct Behind(Group);
@@ -23,12 +26,25 @@ struct Behind(Group);
 impl MpiCommunicator {
     pub(super) fn new(group: Group) -> Self {
         let patience = Patience::of_caller(group.local_ranks);
+        let group = Arc::new(Behind(group));
+        let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
+        groups.retain(|group| group.strong_count() > 0);
+        groups.push(Arc::downgrade(&group));
         Self {
-            group: Arc::new(Behind(group)),
+            group,
             worker: Worker::default(),
             patience,
         }
     }
+}
+
+/// Tells the others that this rank will come no more in any group, as a process that ends without dropping them must.
+pub(super) fn leave_all() {
+    let groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
+    groups
+        .iter()
+        .filter_map(Weak::upgrade)
+        .for_each(|group| group.0.leave());
 }
 
 impl Communicator for MpiCommunicator {

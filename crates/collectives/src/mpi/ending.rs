@@ -5,6 +5,7 @@
 //! the others.
 
 use super::ALL;
+use super::communicator::leave_all;
 use super::group::Group;
 use super::library::call_at_exit;
 use super::waiting::Patience;
@@ -31,6 +32,7 @@ pub(super) fn finalise_at_exit() {
 
 extern "C" fn at_exit() {
     let Some(all) = ALL.get() else { return };
+    leave_all();
     if all.library.under_way.load(SeqCst) == 0 && all.ends_together() {
         // The process is ending: there is nobody to tell, and mpirun sees for itself.
         let _ = all.library.finalise();

@@ -191,10 +191,6 @@ impl Passage<'_> {
             return Ok(());
         }
         self.enter(|_| nothing())?;
-        if size == 2 {
-            // As many bytes as by parts, in one go.
-            return self.reduce_parts(buffer, &[buffer.whole(), buffer.whole()], buffer, element, op);
-        }
         let parts = even_parts(buffer.len(), size);
         let own = buffer.part(parts[rank].clone());
         self.reduce_parts(buffer, &parts, own, element, op)?;

@@ -27,13 +27,16 @@ fn run_suite(ranks: usize) {
     job.args(["-n", &ranks.to_string()])
         .arg(std::env::current_exe().unwrap())
         // In one order on all ranks.
-        .args(["--test-threads=1", "--skip", "over_mpi"])
+        .args(["--test-threads=1", "--color=never", "--skip", "over_mpi"])
         .envs([(IS_RANK, "1"), ("SCONCE_BACKEND", "mpi")])
         // Open MPI's own switches: root, and more ranks than cores.
         .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
         .env("OMPI_MCA_rmaps_base_oversubscribe", "1");
     let output = job.output().expect("mpirun is in PATH; Debian has it in openmpi-bin");
     let [stdout, stderr] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
-    let passed = stdout.matches("test result: ok").count();
-    assert!(output.status.success() && passed == ranks, "{stdout}\n{stderr}");
+    // mpirun's status is that of the ranks; their lines may be mingled.
+    assert!(
+        output.status.success() && stdout.contains("0 failed"),
+        "{stdout}\n{stderr}"
+    );
 }
