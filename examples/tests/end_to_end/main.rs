@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod killed_rank;
+mod over_mpi;
 mod parity;
 mod stories;
 
@@ -18,6 +19,9 @@ fn program(path: &str) -> PathBuf {
     BUILT.call_once(|| {
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--quiet", "--workspace", "--bins", "--examples"]);
+        if cfg!(feature = "mpi") {
+            build.args(["--features", "mpi"]);
+        }
         if !cfg!(debug_assertions) {
             build.arg("--release");
         }

@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -13,6 +14,7 @@ use super::deepspeed::DeepSpeedArguments;
 use super::fully_sharded::FullyShardedArguments;
 use super::settings::Flag;
 use crate::command_error::CommandError;
+use sconce_collectives::Backend;
 use sconce_core::environment as variable;
 
 const EXAMPLES: &str = "\
@@ -23,13 +25,16 @@ Examples:
   Build an example of this workspace in release mode, then run two ranks of it:
     sconce launch -n 2 --gradient_accumulation_steps 4 --example finetune_llama -- --steps 100
 
+  Eight ranks on the hosts of a file, over MPI:
+    sconce launch -n 8 --mpirun_hostfile hosts ./target/release/train
+
   One rank, with input and output left as they are:
     sconce launch ./train
 
 Exit code: 0 when every rank ended with 0; otherwise that of the first rank that failed (128 + N if signal N ended
 it), or 128 + N when signal N stopped the launcher. 2 for a wrong command line, 1 when nothing could be started.";
 
-/// Start a program once per rank on this host and supervise the ranks
+/// Start a program once per rank on this host and supervise the ranks; or have mpirun do so, on any hosts
 ///
 /// Each rank finds its place in the environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...).
 /// When one fails, the others are stopped, and the failure is reported at the very end.
@@ -57,6 +62,26 @@ pub(crate) struct Arguments {
     /// Make the ranks compute on the CPU even where there is an accelerator
     #[arg(long, help_heading = "Resources")]
     pub(super) cpu: bool,
+
+    /// What carries the data: shm, the memory of this host, or mpi, for which mpirun starts the ranks, here or on
+    /// other hosts, and the program must be built with the feature mpi [default: SCONCE_BACKEND, or shm]
+    #[arg(
+        verbatim_doc_comment,
+        long,
+        value_enum,
+        value_name = "BACKEND",
+        help_heading = "Resources"
+    )]
+    pub(super) backend: Option<BackendName>,
+
+    /// File with the hosts for mpirun, one a line, such as `node1 slots=4`; makes the backend mpi
+    #[arg(
+        long = "mpirun_hostfile",
+        alias = "mpirun-hostfile",
+        value_name = "FILE",
+        help_heading = "Resources"
+    )]
+    pub(super) mpirun_hostfile: Option<PathBuf>,
 
     /// Threads of each rank: RAYON_NUM_THREADS and OMP_NUM_THREADS. Without it, those of them that are
     /// unset get this host's usable cores divided by the number of ranks (at least 1)
@@ -142,6 +167,23 @@ pub(crate) struct Arguments {
         value_parser = seconds, help_heading = "Supervision"
     )]
     pub(super) kill_grace: Duration,
+}
+
+/// A backend, as users name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum BackendName {
+    Shm,
+    Mpi,
+}
+
+impl BackendName {
+    /// The backend of that name.
+    pub(super) fn backend(self) -> Backend {
+        match self {
+            Self::Shm => Backend::Shm,
+            Self::Mpi => Backend::Mpi,
+        }
+    }
 }
 
 /// The number format that the ranks compute in, as Accelerate names it.

@@ -8,6 +8,8 @@ use std::process::Command;
 
 use super::arguments::Arguments;
 use super::main_process::MainProcess;
+use sconce_collectives::Backend;
+use sconce_collectives::environment::{self as variable, SCONCE_BACKEND};
 
 /// Starts of the names of variables that tell a place in the world that is not this launcher's doing.
 const FOREIGN_TOPOLOGY: [&str; 9] = [
@@ -21,6 +23,23 @@ const FOREIGN_TOPOLOGY: [&str; 9] = [
     "SLURM_LOCALID",
     "TORCHELASTIC_",
 ];
+
+/// A rank's place as this launcher and torchrun write it, and the store of a launcher further up.
+const PLACES: [&str; 10] = [
+    variable::RANK,
+    variable::WORLD_SIZE,
+    variable::LOCAL_RANK,
+    variable::LOCAL_WORLD_SIZE,
+    variable::GROUP_RANK,
+    variable::NODE_RANK,
+    variable::MASTER_ADDR,
+    variable::MASTER_PORT,
+    variable::SCONCE_STORE_ADDR,
+    variable::SCONCE_STORE_SECRET,
+];
+
+/// Starts of the names of variables that programs read.
+const OF_PROGRAMS: [&str; 6] = ["SCONCE_", "ACCELERATE_", "FSDP_", "RAYON_", "OMP_", "RUST_"];
 
 /// Numbers of threads, for rayon (and with it candle's matrix products) and for OpenMP.
 const THREAD_COUNTS: [&str; 2] = ["RAYON_NUM_THREADS", "OMP_NUM_THREADS"];
@@ -45,8 +64,6 @@ impl Environment {
     ) -> Self {
         let world_size = arguments.num_processes;
         let inherited = Vec::from_iter(inherited);
-        let given = |name: &str| inherited.iter().any(|(of, value)| of == name && !value.is_empty());
-
         let mut set = vec![
             ("WORLD_SIZE", world_size.to_string()),
             ("LOCAL_WORLD_SIZE", world_size.to_string()),
@@ -60,24 +77,7 @@ impl Environment {
         ];
         set.extend(store);
 
-        for name in THREAD_COUNTS {
-            match arguments.num_cpu_threads_per_process {
-                Some(threads) => set.push((name, threads.to_string())),
-                None if given(name) => {}
-                None => set.push((name, (cores / world_size).max(1).to_string())),
-            }
-        }
-
-        if arguments.cpu {
-            set.push(("ACCELERATE_USE_CPU", "True".to_owned()));
-        }
-        if arguments.debug {
-            set.push(("ACCELERATE_DEBUG_MODE", "true".to_owned()));
-        }
-        set.extend(arguments.settings_variables(|name| {
-            let found = inherited.iter().find(|(of, _)| of == name);
-            found.map(|(_, value)| value.to_string_lossy().into_owned())
-        }));
+        set.extend(common(arguments, &inherited, cores / world_size));
 
         let remove = inherited
             .into_iter()
@@ -98,6 +98,79 @@ impl Environment {
             command.env(name, rank.to_string());
         }
     }
+}
+
+/// The environment of a job that `mpirun` starts: everything but the ranks' places, which `mpirun` sets.
+#[derive(Debug)]
+pub(super) struct JobEnvironment {
+    set: Vec<(&'static str, String)>,
+    /// Inherited variables that ranks on other hosts must get too.
+    kept: Vec<String>,
+    remove: Vec<OsString>,
+}
+
+impl JobEnvironment {
+    /// Derives it from the flags and the launcher's own environment; `cores` are those of one rank.
+    pub(super) fn new(
+        arguments: &Arguments,
+        inherited: impl IntoIterator<Item = (OsString, OsString)>,
+        cores: usize,
+    ) -> Self {
+        let inherited = Vec::from_iter(inherited);
+        let mut set = common(arguments, &inherited, cores);
+        set.retain(|(name, _)| *name != SCONCE_BACKEND);
+        set.push((SCONCE_BACKEND, Backend::Mpi.name().to_owned()));
+        let names = inherited.into_iter().map(|(name, _)| name);
+        let is_place = |name: &OsString| PLACES.iter().any(|place| name == place);
+        let (remove, others): (Vec<_>, Vec<_>) = names.partition(|name| is_foreign_topology(name) || is_place(name));
+        let mut kept = Vec::from_iter(others.into_iter().filter_map(|name| name.into_string().ok()));
+        let is_set = |name: &str| set.iter().any(|(of, _)| *of == name);
+        kept.retain(|name| OF_PROGRAMS.iter().any(|start| name.starts_with(start)) && !is_set(name));
+        kept.sort_unstable();
+        Self { set, kept, remove }
+    }
+
+    /// The names of the variables that all ranks must get.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        let kept = self.kept.iter().map(String::as_str);
+        self.set.iter().map(|(name, _)| *name).chain(kept)
+    }
+
+    /// Gives `command`, which is `mpirun`, this environment.
+    pub(super) fn apply(&self, command: &mut Command) {
+        for name in &self.remove {
+            command.env_remove(name);
+        }
+        command.envs(self.set.iter().map(|(name, value)| (name, value)));
+    }
+}
+
+/// What the ranks are told whoever starts them: numbers of threads, and the flags.
+fn common(arguments: &Arguments, inherited: &[(OsString, OsString)], cores: usize) -> Vec<(&'static str, String)> {
+    let given = |name: &str| inherited.iter().any(|(of, value)| of == name && !value.is_empty());
+    let mut set = Vec::new();
+    for name in THREAD_COUNTS {
+        match arguments.num_cpu_threads_per_process {
+            Some(threads) => set.push((name, threads.to_string())),
+            None if given(name) => {}
+            None => set.push((name, cores.max(1).to_string())),
+        }
+    }
+
+    if arguments.cpu {
+        set.push(("ACCELERATE_USE_CPU", "True".to_owned()));
+    }
+    if arguments.debug {
+        set.push(("ACCELERATE_DEBUG_MODE", "true".to_owned()));
+    }
+    set.extend(arguments.settings_variables(|name| {
+        let found = inherited.iter().find(|(of, _)| of == name);
+        found.map(|(_, value)| value.to_string_lossy().into_owned())
+    }));
+    if let Some(backend) = arguments.backend {
+        set.push((SCONCE_BACKEND, backend.backend().name().to_owned()));
+    }
+    set
 }
 
 fn is_foreign_topology(name: &OsStr) -> bool {

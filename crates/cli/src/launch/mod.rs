@@ -4,6 +4,7 @@
 //! ([`settings`]); the executable, built ([`build`]) or found ([`program`]); what the
 //! ranks are told ([`environment`], [`main_process`], [`rendezvous`]); each rank as a process ([`rank_process`],
 //! [`parent_death`]); their output ([`output`]); and watching them ([`mod@supervise`], [`stop_signals`], [`failure`]).
+//! Over MPI all from the ranks on is `mpirun`'s ([`mpirun`]).
 
 mod arguments;
 mod build;
@@ -14,6 +15,7 @@ mod failure;
 mod fully_sharded;
 mod line_splitter;
 mod main_process;
+mod mpirun;
 mod output;
 mod parent_death;
 mod program;
@@ -34,11 +36,13 @@ pub(crate) use arguments::Arguments;
 use crate::command_error::CommandError;
 use arguments::Target;
 use console::Console;
-use environment::Environment;
+use environment::{Environment, JobEnvironment};
 use main_process::MainProcess;
+use mpirun::Mpirun;
 use output::Output;
 use rank_process::{Group, RankProcess};
 use rendezvous::Rendezvous;
+use sconce_collectives::Backend;
 use stop_signals::StopSignals;
 use supervise::supervise;
 
@@ -51,6 +55,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
         .map_err(|reason| CommandError::failure(format!("cannot catch SIGCHLD: {reason}")))?;
     let (target, program_arguments) = arguments.target()?;
     let warning = settings::check(arguments, |name| std::env::var(name).ok())?;
+    let mpirun = match mpirun::backend(arguments, |name| std::env::var(name).ok())? {
+        Backend::Mpi => Some(Mpirun::find(arguments)?),
+        _ => None,
+    };
     let main_process = MainProcess::choose(arguments.main_process_ip.as_deref(), arguments.main_process_port)?;
     let (executable, name) = match target {
         Target::Program(name) => (program::find(&name, std::env::var_os("PATH"))?, name),
@@ -63,8 +71,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
         // A stderr that nobody reads is no reason to stop.
         let _ = io::stderr().lock().write_all(warning.as_bytes());
     }
-    let rendezvous = Rendezvous::host()?;
     let cores = available_parallelism().map_or(1, usize::from);
+    if let Some(mpirun) = mpirun {
+        let ranks = arguments.num_processes;
+        let cores = cores / mpirun.ranks_per_host(ranks);
+        let environment = JobEnvironment::new(arguments, std::env::vars_os(), cores);
+        return Err(mpirun.start(ranks, &environment, &executable, &program_arguments));
+    }
+    let rendezvous = Rendezvous::host()?;
     let environment = Environment::new(
         arguments,
         &main_process,

@@ -3,6 +3,7 @@
 mod command_line;
 mod environment;
 mod fully_sharded;
+mod mpirun;
 mod output;
 mod sharding;
 mod stopping;
@@ -64,6 +65,7 @@ fn launcher() -> Command {
     command
         .arg("launch")
         .env_remove("RAYON_NUM_THREADS")
+        .env_remove("SCONCE_BACKEND")
         .env_remove("OMP_NUM_THREADS");
     let of_settings = |name: &str| name.starts_with("ACCELERATE_") || name.starts_with("FSDP_");
     for (name, _) in std::env::vars().filter(|(name, _)| of_settings(name)) {

@@ -1,0 +1,103 @@
+//! `--backend mpi` and `--mpirun_hostfile`: what `mpirun` is told. A script stands in for it.
+
+use super::*;
+use std::process::Output;
+
+/// Runs `sconce launch` with a `mpirun` that prints its arguments and environment and exits with 7.
+fn launch(folder: &TempDir, flags: &[&str], variables: &[(&str, &str)]) -> Output {
+    let script = "#!/bin/sh\n[ \"$1\" = --version ] && { echo 'mpirun (Open MPI) 4.1.4'; exit; }\n\
+                  echo \"arguments: $*\"\nenv\nexit 7\n";
+    // Written by another process: while this one holds it open for writing, it cannot be executed.
+    let mut writer = Command::new("/bin/sh");
+    writer.args(["-c", "printf %s \"$0\" > mpirun; chmod +x mpirun", script]);
+    assert!(writer.current_dir(folder).status().unwrap().success());
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    let mut launcher = launcher();
+    launcher.args(flags).env("PATH", path).envs(variables.iter().copied());
+    launcher.current_dir(folder).output().unwrap()
+}
+
+#[test]
+fn mpirun_gets_ranks_hosts_program_and_the_settings_but_no_place() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("hosts"), "node1 slots=2\nnode2 slots=2\n").unwrap();
+    let flags = ["-n", "4", "--mpirun_hostfile", "hosts", "--mixed_precision", "bf16"];
+    let flags = [
+        &flags[..],
+        &["--num_cpu_threads_per_process", "3", "/bin/echo", "a", "-n"],
+    ]
+    .concat();
+    let foreign = [
+        ("RANK", "3"),
+        ("WORLD_SIZE", "5"),
+        ("PMIX_RANK", "1"),
+        ("SCONCE_STORE_ADDR", "host:1"),
+    ];
+    let variables = [&foreign[..], &[("SCONCE_TIMEOUT", "60")]].concat();
+    let output = launch(&folder, &flags, &variables);
+    assert_eq!(output.status.code(), Some(7), "the exit code is mpirun's: {output:?}");
+    let printed = text(&output.stdout);
+    let expected = "arguments: -n 4 --bind-to none --hostfile hosts -x RAYON_NUM_THREADS -x OMP_NUM_THREADS \
+                    -x ACCELERATE_MIXED_PRECISION -x SCONCE_BACKEND ";
+    assert!(printed.starts_with(expected), "{printed}");
+    let (arguments, _) = printed.split_once('\n').unwrap();
+    assert!(
+        arguments.contains(" -x SCONCE_TIMEOUT ") && arguments.ends_with(" /bin/echo a -n"),
+        "{printed}"
+    );
+    let lines: Vec<&str> = printed.lines().collect();
+    for set in [
+        "SCONCE_BACKEND=mpi",
+        "ACCELERATE_MIXED_PRECISION=bf16",
+        "RAYON_NUM_THREADS=3",
+    ] {
+        assert!(lines.contains(&set), "{set}: {printed}");
+    }
+    for (name, _) in foreign {
+        let start = format!("{name}=");
+        assert!(!lines.iter().any(|line| line.starts_with(&start)), "{name}: {printed}");
+    }
+}
+
+#[test]
+fn the_flag_and_the_variable_both_choose_mpi() {
+    let folder = tempfile::tempdir().unwrap();
+    let by_flag = launch(&folder, &["-n", "2", "--backend", "mpi", "/bin/true"], &[]);
+    let by_variable = launch(&folder, &["-n", "2", "/bin/true"], &[("SCONCE_BACKEND", "mpi")]);
+    for output in [by_flag, by_variable] {
+        assert!(text(&output.stdout).contains("--oversubscribe"), "{output:?}");
+    }
+    let flags = ["-n", "1", "--backend", "shm", "/bin/sh", "-c", "echo $SCONCE_BACKEND"];
+    let output = launch(&folder, &flags, &[("SCONCE_BACKEND", "mpi")]);
+    assert_eq!(text(&output.stdout), "shm\n");
+}
+
+#[test]
+fn what_mpirun_cannot_do_is_one_error() {
+    let folder = tempfile::tempdir().unwrap();
+    for (flags, message) in [
+        (vec!["--mpirun_hostfile", "none"], "there is no hostfile none\nhint: "),
+        (
+            vec!["--backend", "shm", "--mpirun_hostfile", "none"],
+            "--mpirun_hostfile needs --backend mpi",
+        ),
+        (
+            vec!["--backend", "mpi", "--no_prefix"],
+            "--no_prefix has no effect with --backend mpi\nhint: ",
+        ),
+        (vec!["--backend", "nccl"], "nccl"),
+    ] {
+        let output = launch(&folder, &[&flags[..], &["/bin/true"]].concat(), &[]);
+        assert_eq!(output.status.code(), Some(2), "{flags:?}");
+        let stderr = text(&output.stderr);
+        assert!(
+            stderr.starts_with("error: ") && stderr.contains(message),
+            "{flags:?}: {stderr}"
+        );
+    }
+    let mut without = launcher();
+    without.args(["--backend", "mpi", "/bin/true"]).env("PATH", "/nowhere");
+    let output = without.output().unwrap();
+    let message = "error: no program mpirun in PATH\nhint: install the MPI";
+    assert!(text(&output.stderr).starts_with(message), "{output:?}");
+}
