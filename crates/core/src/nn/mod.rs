@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | [`softmax`] | over the last dimension |
 //! | [`RmsNorm`], [`LayerNorm`] | one pass over each row each way |
+//! | [`Linear`] | candle's products; no gradients of frozen parameters, which candle computes always |
 //! | [`Embedding`] | parallel gather, and scatter-add in a fixed order |
 //! | [`RotaryEmbedding`] | reads transposed views in place |
 //! | [`causal_attention`] | grouped-query, without quadratic memory |
@@ -41,6 +42,7 @@ mod exponential;
 mod heads;
 mod lanes;
 mod layer_norm;
+mod linear;
 #[allow(unsafe_code, reason = "gemm takes raw pointers; the module page has the proof")]
 mod matrix_product;
 mod rms_norm;
@@ -53,6 +55,7 @@ pub use attention::causal_attention;
 pub use cross_entropy::cross_entropy;
 pub use embedding::{Embedding, embedding};
 pub use layer_norm::{LayerNorm, layer_norm};
+pub use linear::{Linear, linear, linear_b, linear_no_bias};
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use rotary::RotaryEmbedding;
 pub use softmax::softmax;

@@ -5,6 +5,7 @@ mod attention;
 mod cross_entropy;
 mod embedding;
 mod layer_norm;
+mod linear;
 mod oracle;
 mod rms_norm;
 mod rotary;
