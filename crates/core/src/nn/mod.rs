@@ -14,6 +14,7 @@
 //! | [`RotaryEmbedding`] | reads transposed views in place |
 //! | [`causal_attention`] | grouped-query, without quadratic memory |
 //! | [`swiglu`] | `silu(gate) · up` |
+//! | [`Dropout`] | the same mask both ways, made from the rank's random state; in any dtype |
 //! | [`cross_entropy`] | no `[n, vocab]` temporaries but the gradient |
 //!
 //! On the CPU they are fused kernels for `f32` and `bf16`, which compute in `f32` and round once. Their
@@ -36,6 +37,7 @@
 mod arguments;
 mod attention;
 mod cross_entropy;
+mod dropout;
 mod element;
 mod embedding;
 mod exponential;
@@ -53,6 +55,7 @@ mod swiglu;
 
 pub use attention::causal_attention;
 pub use cross_entropy::cross_entropy;
+pub use dropout::Dropout;
 pub use embedding::{Embedding, embedding};
 pub use layer_norm::{LayerNorm, layer_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};

@@ -3,6 +3,7 @@
 
 mod attention;
 mod cross_entropy;
+mod dropout;
 mod embedding;
 mod layer_norm;
 mod linear;
