@@ -54,6 +54,15 @@ impl RandomState {
         STATE.set(self);
     }
 
+    /// Does `work` from this state on, then goes on with the thread's own.
+    pub fn during<R>(self, work: impl FnOnce() -> R) -> R {
+        let own = Self::current();
+        self.restore();
+        let result = work();
+        own.restore();
+        result
+    }
+
     /// Returns the next key of this thread: no two of a seed's are equal.
     pub fn draw_key() -> u64 {
         let Self { seed, draws } = Self::current();
@@ -116,6 +125,8 @@ mod tests {
         let drawn: Vec<u64> = (0..5).map(|_| RandomState::draw_key()).collect();
         RandomState { seed: 3, draws: 2 }.restore();
         assert_eq!([RandomState::draw_key(), RandomState::draw_key()], drawn[2..4]);
+        let again = RandomState { seed: 3, draws: 1 }.during(RandomState::draw_key);
+        assert_eq!((again, RandomState::draw_key()), (drawn[1], drawn[4]));
         let before = RandomState::current();
         let elsewhere = std::thread::spawn(|| {
             let fresh = RandomState::current();
