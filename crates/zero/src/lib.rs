@@ -45,6 +45,7 @@ mod overflow;
 mod parameter;
 mod parameter_set;
 mod parameters;
+mod random;
 mod recompute;
 mod release;
 mod shard;
@@ -75,6 +76,7 @@ pub use optimizer::{
 pub use options::{BackwardPrefetch, DiskOptions, EngineOptions, Gathering};
 pub use parameter::ParameterInfo;
 pub use parameter_set::ParameterSet;
+pub use random::RandomState;
 pub use strategy::{DataParallel, Offloaded, Placement, Residence, ShardingStrategy, Tier, ZeroStage};
 pub use unit::{Tensors, Unit, unit, unit_of_class};
 pub use unit_policy::{UnitCandidate, UnitPolicy};
