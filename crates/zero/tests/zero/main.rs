@@ -12,7 +12,7 @@
 //! | norms are those of the whole gradient, over every element once | `clipping`, `zero_stages`, `padding` |
 //! | micro-batches add up to one batch; what is reduced when | `accumulation`, `zero_stages`, `interleaving` |
 //! | all ranks run one schedule of operations, or get an error soon | `agreement`, `unit_misuse` |
-//! | operations, elements moved and bytes held are the formula's | `events`, `zero_stages`, `gathering`; the process's memory: `sharded_memory` |
+//! | operations, elements moved and bytes held are the formula's | `events`, `zero_stages`, `gathering`, `strategy_memory`; the process's memory: `sharded_memory` |
 //! | gathers run ahead by a trace, when the mode says, within limits; nothing stays after a step | `events`, `gathering`, `interleaving`, `trace` |
 //! | delays of any rank change nothing | `events` |
 //! | ranks with fewer inputs than others | not here: every rank gets as many batches from the data loader |
@@ -41,6 +41,7 @@ mod precision;
 mod scopes;
 mod skipped_steps;
 mod stack;
+mod strategy_memory;
 mod unit_misuse;
 mod units;
 mod unused;
