@@ -49,6 +49,7 @@ mod random;
 mod recompute;
 mod release;
 mod shard;
+mod spares;
 mod stepper;
 mod storage;
 mod strategy;

@@ -38,7 +38,7 @@ impl Stack {
         let rows = (0..3 * SIDE).map(value).collect();
         let mut hidden = Tensor::from_vec(rows, (3, SIDE), &Device::Cpu).unwrap();
         for (number, unit) in self.units.iter().enumerate() {
-            let output = unit.run(hidden, |matrices, hidden| {
+            let output = unit.run_once(hidden, |matrices, hidden| {
                 let mut hidden = self.noted(hidden, Event::BackwardEnds(number))?;
                 for matrix in matrices {
                     hidden = hidden.matmul(matrix)?.tanh()?;
