@@ -122,6 +122,7 @@ fn run(arguments: &Arguments, acc: &dyn Accelerator) -> Result<()> {
             "on_disk": memory.on_disk,
             "buffers": memory.buffers,
             "gathered_peak": memory.gathered_peak,
+            "spare": memory.spare,
         },
         "counted_mib_of_all_ranks": sums[1] >> 20,
         "resident_mib_of_all_ranks": sums[0] >> 20,

@@ -61,6 +61,7 @@ fn full_shard_holds_shares_and_gathers_the_unit_at_hand_and_those_ahead() {
                     assert_eq!(found.gathered_peak, peak as u64 * UNIT, "world {world}, {gathering:?}");
                     assert_eq!(shares(&found), [MODEL / world as u64; 3], "world {world}");
                     assert_eq!(found.gathered, 0);
+                    assert!((UNIT..=(peak as u64 + 1) * UNIT).contains(&found.spare), "{}", found.spare);
                 }
             }
         }
@@ -90,7 +91,7 @@ fn no_shard_holds_everything_and_gathers_nothing() {
     for world in [1, 2, 4] {
         for found in memory(world, || Box::new(DataParallel), &Gathering::default(), 1) {
             assert_eq!(shares(&found), [MODEL; 3], "world {world}");
-            assert_eq!((found.gathered_peak, found.buffers), (0, 0));
+            assert_eq!((found.gathered_peak, found.spare, found.buffers), (0, 0, 0));
         }
     }
 }
