@@ -3,7 +3,11 @@
 //!
 //! ```text
 //! sconce launch --num_processes 4 --example memory -- --stage 3
+//! sconce launch --num_processes 4 --use_fsdp --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP \
+//!     --fsdp_sharding_strategy SHARD_GRAD_OP --example memory
 //! ```
+//!
+//! Without `--stage` the launcher's flags say what is sharded, DeepSpeed's or FSDP's.
 //!
 //! Resident memory is the proportional set size that Linux tells in `/proc/self/smaps_rollup`: pages that several ranks
 //! have mapped count once in all. What a rank holds before its model is made is subtracted.
@@ -107,7 +111,7 @@ fn run(arguments: &Arguments, acc: &dyn Accelerator) -> Result<()> {
         .sum::<u64>();
     let line = serde_json::json!({
         "world": world,
-        "stage": arguments.stage,
+        "sharding": format!("{:?}", acc.settings().sharding),
         "parameters": parameters,
         "elements_moved_per_parameter": if parameters > 0 { moved as f64 / parameters as f64 } else { 0.0 },
         "bytes_of_rank_0": {
@@ -118,6 +122,7 @@ fn run(arguments: &Arguments, acc: &dyn Accelerator) -> Result<()> {
             "on_disk": memory.on_disk,
             "buffers": memory.buffers,
             "gathered_peak": memory.gathered_peak,
+            "spare": memory.spare,
         },
         "counted_mib_of_all_ranks": sums[1] >> 20,
         "resident_mib_of_all_ranks": sums[0] >> 20,

@@ -69,7 +69,7 @@ pub fn print(accelerator: &dyn Accelerator, steps: u64) {
         mib(memory.gathered_peak),
         mib(memory.gradients),
         mib(memory.optimizer_state),
-        mib(memory.buffers)
+        mib(memory.buffers + memory.spare)
     ));
     for traffic in accelerator.traffic() {
         accelerator.print(format_args!(

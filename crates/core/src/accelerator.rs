@@ -25,10 +25,12 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
     /// Returns the device on which this rank computes.
     fn device(&self) -> &Device;
 
-    /// Returns the seed from which this accelerator's shuffling derives.
+    /// Returns the seed from which this accelerator's shuffling and this rank's [`RandomState`](crate::RandomState) derive.
     fn seed(&self) -> u64;
 
-    /// Sets the seed, the same on all ranks; loaders prepared afterwards shuffle by it.
+    /// Sets the seed, the same on all ranks; loaders prepared afterwards shuffle by it, and the
+    /// [`RandomState`](crate::RandomState) of the calling thread begins anew from it and the rank, as when the accelerator
+    /// was built.
     fn set_seed(&self, seed: u64);
 
     /// Returns what this run is: its precision, where state lives, and what else was set.

@@ -40,7 +40,7 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Sets the seed of shuffling; 0 by default.
+    /// Sets the seed of shuffling and of each rank's [`RandomState`](crate::RandomState); 0 by default.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);

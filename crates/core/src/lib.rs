@@ -58,6 +58,6 @@ pub use sconce_fsdp::{
 pub use sconce_zero::{
     Adagrad, Adam, AdamW, BackoffScaling, CandleOptimizer, DataParallel, DiskOptions, Gathering, HysteresisScaling,
     Lion, LocalTensor, LossScaling, MemoryReport, Offloaded, OptimizerRule, ParameterGroups, ParameterInfo,
-    ParameterSet, Placement, Residence, Sgd, ShardingStrategy, Tensors, Tier, Unit, UnitCandidate, UnitPolicy,
-    WeightFiles, Weights, ZeroStage, unit, unit_of_class,
+    ParameterSet, Placement, RandomState, Residence, Sgd, ShardingStrategy, Tensors, Tier, Unit, UnitCandidate,
+    UnitPolicy, WeightFiles, Weights, ZeroStage, unit, unit_of_class,
 };

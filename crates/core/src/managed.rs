@@ -8,7 +8,7 @@ use crate::{Accelerator, Optimizer, Result, RunSettings};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, Connection, Traffic, World};
-use sconce_zero::{CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, Weights};
+use sconce_zero::{CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, RandomState, Weights};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -35,6 +35,7 @@ impl ManagedAccelerator {
         seed: u64,
         settings: RunSettings,
     ) -> Self {
+        seed_rank(seed, &world);
         Self {
             world,
             engine: Arc::new(engine),
@@ -84,6 +85,7 @@ impl Accelerator for ManagedAccelerator {
 
     fn set_seed(&self, seed: u64) {
         self.seed.store(seed, Relaxed);
+        seed_rank(seed, &self.world);
     }
 
     fn settings(&self) -> &RunSettings {
@@ -153,4 +155,9 @@ impl Accelerator for ManagedAccelerator {
     fn state_dict(&self) -> Result<Vec<(String, Tensor)>> {
         Ok(self.engine.tensors(self.world.is_main())?)
     }
+}
+
+/// Lets what is random on this rank begin anew.
+fn seed_rank(seed: u64, world: &World) {
+    RandomState::seed(RandomState::seed_of_rank(seed, world.rank));
 }

@@ -153,6 +153,7 @@ impl Engine {
             on_disk: on_disk + shares_on_disk,
             buffers: buffers + shares_in_passing,
             gathered: live.bytes as u64,
+            spare: self.units.spare_bytes() as u64,
             gathered_peak: live.peak_bytes as u64,
         }
     }

@@ -18,6 +18,9 @@ pub struct MemoryReport {
     pub buffers: u64,
     /// Sharded parameters that are gathered now.
     pub gathered: u64,
+    /// Memory of parameters that were gathered, kept for those that are gathered next: at most what units need at once and
+    /// the largest unit more, less what is gathered.
+    pub spare: u64,
     /// The most that was gathered at once.
     pub gathered_peak: u64,
 }
@@ -25,6 +28,12 @@ pub struct MemoryReport {
 impl MemoryReport {
     /// Returns all bytes held in memory now.
     pub fn total(&self) -> u64 {
-        self.parameters + self.masters + self.gradients + self.optimizer_state + self.buffers + self.gathered
+        self.parameters
+            + self.masters
+            + self.gradients
+            + self.optimizer_state
+            + self.buffers
+            + self.gathered
+            + self.spare
     }
 }

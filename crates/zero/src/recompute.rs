@@ -10,12 +10,14 @@
 //!
 //! candle's backward comes to the results first; their gradients are kept. The end of the chain comes after all of them: it
 //! computes the part again, from the inputs as they were, and differentiates what it gets. Parameters take their gradients
-//! in that backward within the backward, each link hands on the gradient of its input.
+//! in that backward within the backward, each link hands on the gradient of its input. What is random in a part is the same
+//! as in its forward, from the [`RandomState`] that was then.
 //!
 //! A parameter so delivers once for every such run, and once more for the graph of the loss if that uses it, too.
 //! [`Gradients`](crate::gradients::Gradients) is told beforehand how often: a run counts once for each of its part's
 //! parameters, and corrects that when its own graph is there.
 
+use crate::RandomState;
 use crate::hook::anchor;
 use crate::unit::{Tensors, has_gradient};
 use crate::units::Units;
@@ -75,6 +77,7 @@ where
     I: Tensors + Clone + Send + Sync + 'static,
     O: Tensors,
 {
+    let random = RandomState::current();
     let results = forward(inputs.clone())?;
     let (mut linked, mut flags) = (Vec::new(), Vec::new());
     let kept = inputs.map(&mut |input| {
@@ -85,7 +88,8 @@ where
     })?;
     let again = move |replace: &mut Replace<'_>| {
         let mut list = Vec::new();
-        forward(kept.clone().map(replace)?)?.map(&mut |result| {
+        let inputs = kept.clone().map(replace)?;
+        random.during(|| forward(inputs))?.map(&mut |result| {
             list.extend(has_gradient(&result).then(|| result.clone()));
             Ok(result)
         })?;

@@ -27,6 +27,15 @@ pub(crate) fn release_buffer(mut buffer: Buffer) {
     }
 }
 
+/// Makes all elements nonsense as [`release`] does, and keeps the memory: between its ends old values may stay.
+pub(crate) fn spoil(tensor: &Tensor) -> Result<()> {
+    with_bytes(tensor, |bytes| {
+        let pages = whole_pages(bytes);
+        bytes[..pages.start].fill(0xff);
+        bytes[pages.end..].fill(0xff);
+    })
+}
+
 fn release_bytes(bytes: &mut [u8]) {
     let pages = whole_pages(bytes);
     bytes[..pages.start].fill(0xff);

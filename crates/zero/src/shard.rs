@@ -174,9 +174,9 @@ impl Shard {
         Ok(outcome?)
     }
 
-    /// Gives back the memory of the gathered tensors.
-    pub(crate) fn release(&self) -> Result<()> {
-        Ok(self.tensors.iter().try_for_each(crate::release::release)?)
+    /// Returns the tensors that are gathered.
+    pub(crate) fn tensors(&self) -> &[Tensor] {
+        &self.tensors
     }
 
     /// Runs `work` on this rank's chunk of a slot: the values the optimizer updates.
@@ -358,7 +358,10 @@ mod tests {
                                 let expected: Vec<f32> = (1..=size).map(|element| element as f32).collect();
                                 assert_eq!(numbers(tensor), expected, "{dtype:?}, world {world}");
                             }
-                            shard.release().unwrap();
+                            shard
+                                .tensors
+                                .iter()
+                                .for_each(|tensor| crate::release::release(tensor).unwrap());
                             let released = shard.tensors.iter().map(numbers);
                             released.for_each(|numbers| assert!(numbers[0].is_nan()));
                         });

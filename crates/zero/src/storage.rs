@@ -54,6 +54,51 @@ pub(crate) fn with_bytes<R>(tensor: &Tensor, work: impl FnOnce(&mut [u8]) -> R) 
     with_values(tensor, |values| work(values.into_bytes()))
 }
 
+/// Exchanges the memory of two whole tensors of one dtype and size.
+pub(crate) fn exchange(a: &Tensor, b: &Tensor) -> Result<()> {
+    if a.dtype() != b.dtype() || a.elem_count() != b.elem_count() {
+        candle_core::bail!("only tensors of one dtype and size exchange their memory");
+    }
+    a.inplace_op1(&Exchange { with: b })
+}
+
+/// Exchanges a tensor's storage with another tensor's, under the locks of both.
+struct Exchange<'a> {
+    with: &'a Tensor,
+}
+
+impl InplaceOp1 for Exchange<'_> {
+    fn name(&self) -> &'static str {
+        "exchange-memory"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _layout: &Layout) -> Result<()> {
+        let passing = Passing(Cell::new(Some(std::mem::replace(storage, CpuStorage::U8(Vec::new())))));
+        let outcome = self.with.inplace_op1(&passing);
+        // The other's, or the own one back if the op did not run.
+        if let Some(given) = passing.0.take() {
+            *storage = given;
+        }
+        outcome
+    }
+}
+
+/// A storage on its way, which an op leaves in exchange for the tensor's.
+struct Passing(Cell<Option<CpuStorage>>);
+
+impl InplaceOp1 for Passing {
+    fn name(&self) -> &'static str {
+        "exchange-memory"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _layout: &Layout) -> Result<()> {
+        if let Some(given) = self.0.take() {
+            self.0.set(Some(std::mem::replace(storage, given)));
+        }
+        Ok(())
+    }
+}
+
 impl<'a> ElementsMut<'a> {
     pub(crate) fn into_bytes(self) -> &'a mut [u8] {
         match self {

@@ -56,7 +56,7 @@ pub fn unit<M>(vb: VarBuilder<'_>, name: &str, build: impl FnOnce(VarBuilder<'_>
     unit_of_class(vb, name, "", build)
 }
 
-/// Does what [`unit`] does, and names the part's class, by which wrap policies choose units: that of the same part in
+/// Does what [`unit()`] does, and names the part's class, by which wrap policies choose units: that of the same part in
 /// transformers, for example `LlamaDecoderLayer`.
 ///
 /// # Errors

@@ -17,6 +17,8 @@
 //! - Whatever is left at the end of a backward ([`Units::end_backward`]), or before values change
 //!   ([`Units::release_all`]), is released then.
 //!
+//! The memory of what is released is [kept](crate::spares) for what is gathered next, up to a limit.
+//!
 //! While a trace is known, gathers of the units that come next run ahead, within the limits of
 //! [`Gathering`](crate::Gathering). Ranks whose models run alike start the same gathers in the same order.
 
@@ -28,6 +30,7 @@ use crate::parameter::Home;
 use crate::parameters::{Parameters, Part};
 use crate::recompute::Runs;
 use crate::shard::{DiskShares, Shard};
+use crate::spares::Spares;
 use crate::trace::{Event, Pass, Trace};
 use crate::unit::Casts;
 use crate::{BackwardPrefetch, DiskOptions, DiskValues, Error, Gathering, Result, Tier};
@@ -79,6 +82,11 @@ struct State {
     disk: Option<Arc<DiskShares>>,
     trace: Trace,
     live: Live,
+    spares: Spares,
+    /// The most bytes that were there at once when a unit ran.
+    needed_bytes: usize,
+    /// Bytes of the largest shard.
+    largest_bytes: usize,
 }
 
 /// Elements and bytes of parameters that are there, or under way.
@@ -290,6 +298,11 @@ impl Units {
         (disk.file.bytes_on_disk(), disk.file.bytes_in_memory() + staging as u64)
     }
 
+    /// Returns the bytes of memory that is kept for gathers to come.
+    pub(crate) fn spare_bytes(&self) -> usize {
+        self.lock().spares.bytes()
+    }
+
     /// Returns what is gathered.
     pub(crate) fn live(&self) -> Live {
         self.lock().live
@@ -301,15 +314,16 @@ impl Units {
             state.release_unused()?;
         }
         let shards = state.units[unit].shards.clone();
-        shards.iter().for_each(|shard| self.start(state, *shard));
-        self.start_ahead(state, Moment::UnitBegins);
+        shards.iter().try_for_each(|shard| self.start(state, *shard))?;
+        self.start_ahead(state, Moment::UnitBegins)?;
+        state.needed_bytes = state.needed_bytes.max(state.live.bytes);
         shards.iter().try_for_each(|shard| state.wait(*shard))
     }
 
     /// Ends a unit's backward if all its gradients have come.
     fn end_backward_if_done(&self, state: &mut State, unit: usize) -> Result<()> {
         if state.end_backward_if_done(unit)? {
-            self.start_ahead(state, Moment::BackwardEnded);
+            self.start_ahead(state, Moment::BackwardEnded)?;
         }
         Ok(())
     }
@@ -325,12 +339,12 @@ impl Units {
     }
 
     /// Starts gathers of the units expected next, as far as the limits allow.
-    fn start_ahead(&self, state: &mut State, now: Moment) {
+    fn start_ahead(&self, state: &mut State, now: Moment) -> Result<()> {
         let (mut ahead, mut units, mut counted) = (0, Vec::new(), Vec::new());
         for position in 0..state.trace.ahead().len() {
             let Event { unit, pass } = state.trace.ahead()[position];
             if !self.goes_ahead(pass, now) {
-                return;
+                return Ok(());
             }
             for shard in state.units[unit].shards.clone() {
                 let presence = &state.shards[shard];
@@ -344,7 +358,7 @@ impl Units {
                 }
                 if !units.contains(&unit) {
                     if units.len() == self.gathering.prefetch_units {
-                        return;
+                        return Ok(());
                     }
                     units.push(unit);
                 }
@@ -355,33 +369,31 @@ impl Units {
                         if ahead + elements > self.gathering.prefetch_elements
                             || live > self.gathering.max_live_elements
                         {
-                            return;
+                            return Ok(());
                         }
-                        self.start(state, shard);
+                        self.start(state, shard)?;
                     }
                 }
                 ahead += elements;
                 counted.push(shard);
             }
         }
+        Ok(())
     }
 
-    fn start(&self, state: &mut State, shard: usize) {
-        let presence = &mut state.shards[shard];
-        if !matches!(presence.state, Whereabouts::Absent) {
-            return;
+    fn start(&self, state: &mut State, shard: usize) -> Result<()> {
+        if !matches!(state.shards[shard].state, Whereabouts::Absent) {
+            return Ok(());
         }
+        state.supply(shard)?;
+        let presence = &mut state.shards[shard];
         let source = Arc::clone(&presence.shard);
         let gather = move |outcome: &mut Result<()>, group: &dyn Communicator| {
             *outcome = source.gather(group);
             Ok(())
         };
         presence.state = Whereabouts::UnderWay(self.communicator.run_behind(Ok(()), gather));
-        let live = &mut state.live;
-        live.elements += presence.shard.gathered_elements();
-        live.bytes += presence.shard.gathered_bytes();
-        live.peak_elements = live.peak_elements.max(live.elements);
-        live.peak_bytes = live.peak_bytes.max(live.bytes);
+        Ok(())
     }
 
     /// Returns the state after making sure that the model is complete, its shards can be reached and its units are known.
@@ -396,6 +408,7 @@ impl Units {
                 users: 0,
                 state: Whereabouts::Absent,
             };
+            state.largest_bytes = shards.iter().map(|shard| shard.gathered_bytes()).max().unwrap_or(0);
             state.shards = shards.into_iter().map(absent).collect();
             state.is_ready = true;
         }
@@ -542,9 +555,32 @@ impl State {
             presence.state = Whereabouts::Absent;
             self.live.elements -= presence.shard.gathered_elements();
             self.live.bytes -= presence.shard.gathered_bytes();
-            presence.shard.release()?;
+            presence
+                .shard
+                .tensors()
+                .iter()
+                .try_for_each(|tensor| self.spares.take(tensor))?;
         }
         Ok(())
+    }
+
+    /// Counts a shard that is gathered next, and gives its tensors memory that is spare.
+    ///
+    /// What is live and what is spare are together at most what units need at once, and the largest unit more: enough for
+    /// units of one size to need no memory from the system, with one among them of another.
+    fn supply(&mut self, shard: usize) -> Result<()> {
+        let shard = Arc::clone(&self.shards[shard].shard);
+        let live = &mut self.live;
+        live.elements += shard.gathered_elements();
+        live.bytes += shard.gathered_bytes();
+        live.peak_elements = live.peak_elements.max(live.elements);
+        live.peak_bytes = live.peak_bytes.max(live.bytes);
+        shard
+            .tensors()
+            .iter()
+            .try_for_each(|tensor| self.spares.supply(tensor))?;
+        let most = self.needed_bytes + self.largest_bytes;
+        Ok(self.spares.limit(most.saturating_sub(self.live.bytes))?)
     }
 
     fn wait(&mut self, shard: usize) -> Result<()> {

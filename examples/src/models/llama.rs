@@ -5,9 +5,9 @@
 //! The layers come from `sconce_core::nn`, because candle's own norm and attention kernels have no backward.
 
 use candle_core::{DType, Result, Tensor};
-use candle_nn::{Linear, Module, VarBuilder, linear_b};
+use candle_nn::{Module, VarBuilder};
 use sconce_core::nn::{
-    Embedding, RmsNorm, RotaryEmbedding, causal_attention, cross_entropy, embedding, rms_norm, swiglu,
+    Embedding, Linear, RmsNorm, RotaryEmbedding, causal_attention, cross_entropy, embedding, linear_b, rms_norm, swiglu,
 };
 use sconce_core::{Unit, unit_of_class};
 

@@ -2,7 +2,7 @@
 
 use super::{check_against_one_rank, train};
 use candle_core::DType;
-use sconce_core::{DataParallel, ShardingStrategy, ZeroStage};
+use sconce_core::{DataParallel, ParameterSet, ShardingStrategy, ZeroStage};
 use sconce_zero::EngineOptions;
 
 /// All stages; those of sharded parameters with none, some and all of the model's tensors whole.
@@ -58,4 +58,23 @@ fn every_stage_on_every_world_follows_one_rank_in_f32() {
 #[test]
 fn every_stage_on_every_world_follows_one_rank_in_bf16_with_f32_masters() {
     check(DType::BF16);
+}
+
+#[test]
+fn every_stage_on_every_world_trains_around_frozen_weights_alike() {
+    for world in 1..=3 {
+        let all_but_values = |number: usize| EngineOptions {
+            strategy: strategies().swap_remove(number),
+            frozen: ParameterSet::matching(|parameter| {
+                parameter.name.contains("_proj") && !parameter.name.contains("v_proj")
+            }),
+            ..EngineOptions::default()
+        };
+        let mut runs = (0..strategies().len()).map(|number| train(world, 1, DType::F32, &|| all_but_values(number)));
+        let parallel = runs.next().unwrap();
+        assert_ne!(parallel, train(world, 1, DType::F32, &EngineOptions::default));
+        for (number, run) in runs.enumerate() {
+            assert!(run == parallel, "strategy {}, world {world}", number + 1);
+        }
+    }
 }

@@ -9,10 +9,12 @@
 //! | --- | --- |
 //! | [`softmax`] | over the last dimension |
 //! | [`RmsNorm`], [`LayerNorm`] | one pass over each row each way |
+//! | [`Linear`] | candle's products; no gradients of frozen parameters, which candle computes always |
 //! | [`Embedding`] | parallel gather, and scatter-add in a fixed order |
 //! | [`RotaryEmbedding`] | reads transposed views in place |
 //! | [`causal_attention`] | grouped-query, without quadratic memory |
 //! | [`swiglu`] | `silu(gate) · up` |
+//! | [`Dropout`] | the same mask both ways, made from the rank's random state; in any dtype |
 //! | [`cross_entropy`] | no `[n, vocab]` temporaries but the gradient |
 //!
 //! On the CPU they are fused kernels for `f32` and `bf16`, which compute in `f32` and round once. Their
@@ -35,12 +37,14 @@
 mod arguments;
 mod attention;
 mod cross_entropy;
+mod dropout;
 mod element;
 mod embedding;
 mod exponential;
 mod heads;
 mod lanes;
 mod layer_norm;
+mod linear;
 #[allow(unsafe_code, reason = "gemm takes raw pointers; the module page has the proof")]
 mod matrix_product;
 mod rms_norm;
@@ -51,8 +55,10 @@ mod swiglu;
 
 pub use attention::causal_attention;
 pub use cross_entropy::cross_entropy;
+pub use dropout::Dropout;
 pub use embedding::{Embedding, embedding};
 pub use layer_norm::{LayerNorm, layer_norm};
+pub use linear::{Linear, linear, linear_b, linear_no_bias};
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use rotary::RotaryEmbedding;
 pub use softmax::softmax;

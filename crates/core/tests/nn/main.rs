@@ -3,8 +3,10 @@
 
 mod attention;
 mod cross_entropy;
+mod dropout;
 mod embedding;
 mod layer_norm;
+mod linear;
 mod oracle;
 mod rms_norm;
 mod rotary;

@@ -22,8 +22,7 @@ impl Units {
     pub(crate) fn leave_again(&self, part: usize) -> Result<()> {
         let mut state = self.lock();
         state.give_up(part, false)?;
-        self.start_ahead(&mut state, Moment::BackwardEnded);
-        Ok(())
+        self.start_ahead(&mut state, Moment::BackwardEnded)
     }
 
     /// Returns the parameters whose gradients a backward from `root` brings, in their order and as often as it does; what

@@ -19,7 +19,7 @@ impl Units {
             numbers = state.shards_of(parameters.iter().map(|number| &all[*number].home));
             state.trace.interrupt();
             numbers.iter().for_each(|shard| state.shards[*shard].users += 1);
-            numbers.iter().for_each(|shard| self.start(state, *shard));
+            numbers.iter().try_for_each(|shard| self.start(state, *shard))?;
             numbers.iter().try_for_each(|shard| state.wait(*shard))?;
         }
         let outcome = work();
@@ -36,7 +36,7 @@ impl Units {
         if !std::mem::replace(&mut state.units[unit].is_held, true) {
             state.use_shards(unit);
             let shards = state.units[unit].shards.clone();
-            shards.into_iter().for_each(|shard| self.start(state, shard));
+            shards.into_iter().try_for_each(|shard| self.start(state, shard))?;
         }
         Ok(())
     }

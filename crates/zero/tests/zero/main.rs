@@ -12,8 +12,9 @@
 //! | norms are those of the whole gradient, over every element once | `clipping`, `zero_stages`, `padding` |
 //! | micro-batches add up to one batch; what is reduced when | `accumulation`, `zero_stages`, `interleaving` |
 //! | all ranks run one schedule of operations, or get an error soon | `agreement`, `unit_misuse` |
-//! | elements moved and bytes held are the formula's | `zero_stages`, `gathering`; the process's memory: `sharded_memory` |
-//! | gathers run ahead by a trace, within limits; nothing stays after a step | `gathering`, `interleaving`, `trace` |
+//! | operations, elements moved and bytes held are the formula's | `events`, `zero_stages`, `gathering`, `strategy_memory`; the process's memory: `sharded_memory` |
+//! | gathers run ahead by a trace, when the mode says, within limits; nothing stays after a step | `events`, `gathering`, `interleaving`, `trace` |
+//! | delays of any rank change nothing | `events` |
 //! | ranks with fewer inputs than others end together, with the mean of those that have some | `uneven` |
 
 mod accumulation;
@@ -22,6 +23,7 @@ mod candle_optimizers;
 mod clipping;
 mod depth;
 mod disk;
+mod events;
 mod frozen;
 mod gathering;
 mod interleaving;
@@ -40,10 +42,13 @@ mod recomputing;
 mod replicas;
 mod scopes;
 mod skipped_steps;
+mod stack;
+mod strategy_memory;
 mod uneven;
 mod unit_misuse;
 mod units;
 mod unused;
+mod watched;
 mod weight_files;
 mod zero_stages;
 

@@ -6,7 +6,7 @@ use super::parity::{Case, SHARDED, WIDTH, builder, mean_square, rows, weight};
 use super::{bits, engine, flat, on_ranks, sgd, values};
 use candle_core::{Module, Tensor};
 use candle_nn::linear;
-use sconce_zero::{DataParallel, EngineOptions, ShardingStrategy, Unit, UnitPolicy, unit, unit_of_class};
+use sconce_zero::{DataParallel, EngineOptions, RandomState, ShardingStrategy, Unit, UnitPolicy, unit, unit_of_class};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -56,6 +56,32 @@ fn a_part_runs_once_more_for_each_backward_and_not_for_an_evaluation() {
             });
         }
     }
+}
+
+#[test]
+fn a_part_draws_again_what_it_drew_and_other_draws_go_on() {
+    let run = |recompute: UnitPolicy| {
+        let engine = engine(&sconce_collectives::single(), options(SHARDED, recompute));
+        let layer = unit(builder(&engine), "layer", |vb| linear(WIDTH, WIDTH, vb)).unwrap();
+        engine.set_optimizer(sgd()).unwrap();
+        RandomState::seed(1);
+        let noisy = |rows: Tensor| {
+            layer.run(rows, |layer, rows| {
+                layer.forward(&rows)? * (RandomState::draw_key() as f64 / 2f64.powi(64))
+            })
+        };
+        let output = noisy(noisy(rows(0, 0)).unwrap().tanh().unwrap()).unwrap();
+        let before = RandomState::current();
+        engine.backward(&mean_square(&output).unwrap(), true).unwrap();
+        assert_eq!(RandomState::current(), before);
+        engine.step(0.1).unwrap();
+        let tensors = engine.tensors(true).unwrap();
+        tensors
+            .iter()
+            .map(|(_, tensor)| bits(&flat(tensor)))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(run(UnitPolicy::all()), run(UnitPolicy::none()));
 }
 
 #[test]

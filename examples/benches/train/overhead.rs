@@ -2,17 +2,19 @@
 //!
 //! The model is a Llama of 7.4 M parameters (hidden 256, 4 layers, 8 heads, vocabulary 4096) on batches of 4 rows of 256
 //! tokens. Plain and managed steps take turns, the order within a pair alternating; `overhead` is the median of the
-//! pairs' ratios less one. Prints JSON lines. `RAYON_NUM_THREADS` sets the threads of both.
+//! pairs' ratios less one. `RAYON_NUM_THREADS` sets the threads of both.
 
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Optimizer as _, ParamsAdamW, VarBuilder, VarMap};
 use sconce_core::schedule::ConstantSchedule;
 use sconce_core::{AcceleratorBuilder, AdamW, DataLoader, TensorDataset, Weights};
 use sconce_examples::models::{Llama, LlamaConfig};
+
+use super::{median, round};
 
 const CONFIG: &str = r#"{
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 256,
@@ -21,16 +23,8 @@ const CONFIG: &str = r#"{
     "tie_word_embeddings": false
 }"#;
 
-fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args()
-        .skip(1)
-        .filter(|argument| argument != "--bench")
-        .collect();
-    let pairs = match arguments.as_slice() {
-        [] => 21,
-        [flag, value] if flag == "--pairs" => value.parse::<usize>()?.max(1),
-        _ => bail!("{arguments:?} was not expected; use --pairs N"),
-    };
+/// Measures over as many pairs.
+pub(crate) fn run(pairs: usize) -> Result<()> {
     let config = LlamaConfig::from_json(CONFIG, Path::new("the bench's config"))?;
     let ids: Vec<i64> = (0..4 * 256).map(|at| (at * 7919 + at * at * 31) % 4096).collect();
     let tokens = Tensor::from_vec(ids, (4, 256), &Device::Cpu)?;
@@ -118,13 +112,4 @@ fn managed_step(config: &LlamaConfig, tokens: &Tensor) -> Result<impl FnMut() ->
 
 fn rayon_threads() -> String {
     std::env::var("RAYON_NUM_THREADS").unwrap_or_else(|_| "all cores".into())
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-fn round(value: f64) -> f64 {
-    (value * 1e4).round() / 1e4
 }

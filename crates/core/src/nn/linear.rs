@@ -1,0 +1,165 @@
+//! The linear layer, for frozen parameters too: candle computes and keeps the gradients of both sides of
+//! a product or a sum, whether anybody wants them or not. A frozen weight costs a third of the layer's
+//! arithmetic, and memory of its own size, for nothing.
+
+use candle_core::backend::BackendStorage;
+use candle_core::op::Add;
+use candle_core::{CpuStorage, CustomOp1, D, Layout, Module, Result, Shape, Tensor, bail};
+use candle_nn::VarBuilder;
+
+use super::arguments::{expect_like, expect_shape, last_dimension};
+use super::element::CpuTensor;
+
+const NAME: &str = "linear";
+
+/// Multiplies rows by a weight and adds a bias: `y = x wᵀ + b`.
+///
+/// The input has shape `[.., in]` with two to four dimensions, the weight `[out, in]`, the bias `[out]`;
+/// the output has shape `[.., out]`. All have one dtype.
+///
+/// Parameters, results and gradients are those of `candle_nn::Linear` on a contiguous input, to the bit; on a
+/// transposed view of more than two dimensions that layer is wrong, and this one copies. On the CPU, gradients of
+/// parameters that are not tracked (frozen ones) are not computed: with `g` the output's gradient, what is
+/// left of the backward pass is `dx = g w`.
+#[derive(Debug, Clone)]
+pub struct Linear {
+    weight: Tensor,
+    bias: Option<Tensor>,
+}
+
+/// Creates a [`Linear`] from the parameters `weight` and `bias`, initialised as `candle_nn::linear` does.
+///
+/// # Errors
+///
+/// Fails when `vb` has no such parameters of shapes `[out_dim, in_dim]` and `[out_dim]`.
+pub fn linear(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<Linear> {
+    linear_b(in_dim, out_dim, true, vb)
+}
+
+/// Creates a [`Linear`] without bias.
+///
+/// # Errors
+///
+/// As [`linear`].
+pub fn linear_no_bias(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<Linear> {
+    linear_b(in_dim, out_dim, false, vb)
+}
+
+/// Creates a [`Linear`] with or without bias.
+///
+/// # Errors
+///
+/// As [`linear`].
+pub fn linear_b(in_dim: usize, out_dim: usize, bias: bool, vb: VarBuilder) -> Result<Linear> {
+    let layer = candle_nn::linear_b(in_dim, out_dim, bias, vb)?;
+    Ok(Linear::new(layer.weight().clone(), layer.bias().cloned()))
+}
+
+impl Linear {
+    /// Creates the layer from a weight of shape `[out, in]` and a bias of shape `[out]`.
+    pub fn new(weight: Tensor, bias: Option<Tensor>) -> Self {
+        Self { weight, bias }
+    }
+
+    /// Returns the weight, of shape `[out, in]`.
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
+    /// Returns the bias, of shape `[out]`.
+    pub fn bias(&self) -> Option<&Tensor> {
+        self.bias.as_ref()
+    }
+
+    fn check(&self, xs: &Tensor) -> Result<()> {
+        if !(2..=4).contains(&xs.rank()) {
+            bail!("{NAME}: expected xs with two to four dimensions, got {:?}", xs.dims());
+        }
+        let width = last_dimension(NAME, "xs", xs)?;
+        let height = self.weight.dim(0)?;
+        expect_shape(NAME, "weight", &self.weight, &[height, width])?;
+        expect_like(NAME, "xs", xs, "weight", &self.weight)?;
+        if let Some(bias) = &self.bias {
+            expect_shape(NAME, "bias", bias, &[height])?;
+            expect_like(NAME, "bias", bias, "weight", &self.weight)?;
+        }
+        Ok(())
+    }
+}
+
+impl Module for Linear {
+    /// # Errors
+    ///
+    /// Fails when `xs` does not have the shape `[.., in]`, the dtype or the device of the weight.
+    fn forward(&self, xs: &Tensor) -> Result<Tensor> {
+        self.check(xs)?;
+        // Candle multiplies the batches of a view by a broadcast weight, and where the view is transposed, all but the
+        // first wrongly (huggingface/candle #3758).
+        let xs = if xs.rank() > 2 { &xs.contiguous()? } else { xs };
+        let is_frozen = |parameter: &Tensor| xs.device().is_cpu() && !parameter.track_op();
+        // Candle's products of nothing are zeros.
+        let is_empty = xs.elem_count() == 0 || self.weight.elem_count() == 0;
+        let product = if is_frozen(&self.weight) && !is_empty {
+            xs.apply_op1(FrozenProduct(self.weight.clone()))?
+        } else {
+            candle_nn::Linear::new(self.weight.clone(), None).forward(xs)?
+        };
+        match &self.bias {
+            Some(bias) if is_frozen(bias) => product.apply_op1(FrozenSum(bias.clone())),
+            Some(bias) => product.broadcast_add(bias),
+            None => Ok(product),
+        }
+    }
+}
+
+/// Multiplication by the transpose of a weight that gets no gradient, of all rows at once.
+struct FrozenProduct(Tensor);
+
+impl CustomOp1 for FrozenProduct {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(&self, xs: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (height, width) = self.0.dims2()?;
+        let lock = CpuTensor::lock(NAME, &self.0);
+        let (weight, weight_layout) = lock.parts()?;
+        let rows = layout.shape().elem_count() / width;
+        let row_layout = match layout.contiguous_offsets() {
+            Some((start, _)) => Layout::contiguous_with_offset((rows, width), start),
+            // Of two dimensions.
+            None => layout.clone(),
+        };
+        let columns = weight_layout.transpose(0, 1)?;
+        let product = xs.matmul(weight, (1, rows, height, width), &row_layout, &columns)?;
+        let mut dims = layout.dims().to_vec();
+        dims.pop();
+        dims.push(height);
+        Ok((product, Shape::from(dims)))
+    }
+
+    fn bwd(&self, xs: &Tensor, _result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        let gradient = gradient.flatten_to(D::Minus2)?.matmul(&self.0)?;
+        gradient.reshape(xs.shape()).map(Some)
+    }
+}
+
+/// Addition of a bias that gets no gradient.
+struct FrozenSum(Tensor);
+
+impl CustomOp1 for FrozenSum {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(&self, xs: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let lock = CpuTensor::lock(NAME, &self.0);
+        let (bias, bias_layout) = lock.parts()?;
+        let sum = xs.binary_impl::<Add>(bias, layout, &bias_layout.broadcast_as(layout.shape())?)?;
+        Ok((sum, layout.shape().clone()))
+    }
+
+    fn bwd(&self, _xs: &Tensor, _result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        Ok(Some(gradient.clone()))
+    }
+}
