@@ -81,6 +81,8 @@ struct State {
     places: Vec<(usize, usize)>,
     /// Buffers for sharded gradients that are free.
     passing: Vec<Buffer>,
+    /// How many of them there are, their size in bytes, and whether peers reach them in place.
+    pool: (usize, usize, bool),
     phase: Phase,
     /// What the gradients held are to be multiplied with, from clipping.
     scale: f32,
@@ -135,6 +137,10 @@ impl Gradients {
         for _ in 0..buffers {
             state.passing.push(mesh.shard.allocate_elements::<f32>(largest)?);
         }
+        state.pool = state
+            .passing
+            .first()
+            .map_or((0, 0, false), |first| (buffers, first.len(), first.is_shared()));
         for (number, layout) in layouts.into_iter().enumerate() {
             for (slot, place) in layout.slots.iter().enumerate() {
                 state.places[place.parameter] = (number, slot);
@@ -576,7 +582,8 @@ impl State {
         let own = bucket.layout.part(rank);
         bucket.add_to_shard(&buffer.as_slice::<f32>()[own]);
         bucket.memory = Memory::Absent;
-        if buffer.is_shared() || self.mesh.as_ref().is_some_and(|mesh| mesh.shard.size() == 1) {
+        let (count, bytes, is_shared) = self.pool;
+        if self.passing.len() < count && (buffer.len(), buffer.is_shared()) == (bytes, is_shared) {
             self.passing.push(buffer);
         }
         Ok(())
