@@ -8,11 +8,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use xshell::{Shell, cmd};
 
-use crate::test_totals::run_tests;
+use crate::test_totals::{TestTotals, run_tests};
 use crate::tidy;
 
 /// The command that runs all tests; the README names the same (`tidy` checks that).
 pub(crate) const TEST_COMMAND: &str = "cargo test --workspace";
+
+/// The command that runs the tests over MPI, which [`TEST_COMMAND`] skips.
+const MPI_TEST_COMMAND: &str =
+    "cargo test --workspace --features mpi --test conformance --test mpi_jobs --test end_to_end over_mpi";
 
 /// Runs every check. The last line on stdout is the tests' totals, as `N passed, N failed, N skipped`.
 ///
@@ -30,17 +34,47 @@ pub(crate) fn run(shell: &Shell, root: &Path) -> Result<()> {
         let doc = cmd!(shell, "cargo doc --workspace --no-deps").env("RUSTDOCFLAGS", "--deny warnings");
         Ok(doc.quiet().run()?)
     })?;
-    let totals = step("tests", || {
-        let (totals, status) = run_tests(TEST_COMMAND, root)?;
-        if !status.success() || totals.failed > 0 {
-            println!("{totals}");
-            bail!("`{TEST_COMMAND}`: {status}");
-        }
-        Ok(totals)
-    })?;
+    let mut totals = step("tests", || test(TEST_COMMAND, root, TestTotals::default()))?;
+    if has_mpi(shell) {
+        step("clippy over MPI", || {
+            let clippy = "clippy --workspace --all-targets --features mpi -- --deny warnings";
+            let clippy = clippy.split(' ');
+            Ok(cmd!(shell, "cargo {clippy...}").quiet().run()?)
+        })?;
+        totals = step("tests over MPI", || test(MPI_TEST_COMMAND, root, totals))?;
+    } else {
+        println!("ci: no mpicc and mpirun in PATH: the tests over MPI stay skipped");
+    }
     println!("ci: all steps passed in {}", seconds(started.elapsed()));
     println!("{totals}");
     Ok(())
+}
+
+/// Runs tests that `before` counts as skipped, or that it does not count; returns the totals of all.
+fn test(command: &str, root: &Path, before: TestTotals) -> Result<TestTotals> {
+    let (mut totals, status) = run_tests(command, root)?;
+    let ran = totals.passed + totals.failed;
+    totals += TestTotals {
+        skipped: before.skipped.saturating_sub(ran),
+        ..before
+    };
+    if !status.success() || totals.failed > 0 {
+        println!("{totals}");
+        bail!("`{command}`: {status}");
+    }
+    Ok(totals)
+}
+
+/// Whether programs can be built for MPI and started.
+fn has_mpi(shell: &Shell) -> bool {
+    let answers = |program: &str| {
+        cmd!(shell, "{program} --version")
+            .quiet()
+            .ignore_stderr()
+            .read()
+            .is_ok()
+    };
+    answers("mpicc") && answers("mpirun")
 }
 
 fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {

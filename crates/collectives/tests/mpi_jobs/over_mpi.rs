@@ -1,0 +1,86 @@
+//! The launching side; see `main.rs` for the ranks'.
+
+use crate::{end, rank_program, start, this_program};
+use std::io::{BufRead, BufReader, Read};
+use std::process::Command;
+
+#[test]
+#[cfg_attr(not(feature = "mpi"), ignore = "needs the feature mpi")]
+fn a_job_whose_ranks_all_go_ends_well() {
+    let (code, printed) = end(start(3, "all_go"), String::new());
+    assert_eq!(code, Some(0), "{printed}");
+    assert_eq!(printed.matches("ready").count(), 3, "{printed}");
+}
+
+#[test]
+#[cfg_attr(not(feature = "mpi"), ignore = "needs the feature mpi")]
+fn a_killed_rank_ends_the_job_with_its_name() {
+    let mut job = start(3, "wait");
+    let mut lines = BufReader::new(job.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let mut pid = None;
+    for _ in 0..3 {
+        // The runner's own words may stand before it.
+        let line = lines
+            .by_ref()
+            .find(|line| line.contains("ready "))
+            .expect("three ranks come");
+        let mut words = line.split("ready ").nth(1).unwrap().split_whitespace();
+        if words.next() == Some("1") {
+            pid = words.next().map(str::to_owned);
+        }
+    }
+    let killed = Command::new("kill")
+        .args(["-9", &pid.expect("rank 1 is there")])
+        .status();
+    assert!(killed.unwrap().success());
+    let (code, printed) = end(job, lines.collect::<Vec<_>>().join("\n"));
+    assert_ne!(code, Some(0));
+    assert!(printed.contains("rank 1 ") && printed.contains("signal 9"), "{printed}");
+}
+
+#[test]
+#[cfg_attr(not(feature = "mpi"), ignore = "needs the feature mpi")]
+fn a_rank_that_exits_early_is_named_by_the_others() {
+    let (code, printed) = end(start(3, "exit"), String::new());
+    assert_ne!(code, Some(0));
+    assert!(printed.contains("rank 1 left the group"), "{printed}");
+}
+
+#[test]
+#[cfg_attr(not(feature = "mpi"), ignore = "needs the feature mpi")]
+fn a_rank_that_panics_is_named_by_the_others() {
+    let (code, printed) = end(start(3, "panic"), String::new());
+    assert_ne!(code, Some(0));
+    assert!(printed.contains("rank 1 panicked"), "{printed}");
+}
+
+#[test]
+#[cfg_attr(not(feature = "mpi"), ignore = "needs the feature mpi")]
+fn ranks_that_are_no_world_to_mpi_are_refused() {
+    let mut rank = rank_program(Command::new(this_program()), "all_go");
+    rank.envs([
+        ("RANK", "0"),
+        ("WORLD_SIZE", "2"),
+        ("LOCAL_RANK", "0"),
+        ("LOCAL_WORLD_SIZE", "2"),
+    ]);
+    let (code, printed) = end(rank.spawn().unwrap(), String::new());
+    assert_eq!(code, Some(4), "{printed}");
+    let expected = "refused MPI says that this is rank 0 of 1, the environment that it is rank 0 of 2: start all ranks \
+                    with one `mpirun -n N PROGRAM`";
+    assert!(printed.contains(expected), "{printed}");
+}
+
+#[test]
+#[cfg_attr(not(feature = "mpi"), ignore = "needs the feature mpi")]
+fn a_plain_start_is_refused() {
+    let mut rank = rank_program(Command::new(this_program()), "all_go").spawn().unwrap();
+    let mut printed = String::new();
+    rank.stdout.take().unwrap().read_to_string(&mut printed).unwrap();
+    let (code, printed) = end(rank, printed);
+    assert_eq!(code, Some(4), "{printed}");
+    assert!(
+        printed.contains("a world of one: start it with `mpirun -n N PROGRAM`"),
+        "{printed}"
+    );
+}
