@@ -7,6 +7,7 @@
 
 mod bench;
 mod ci;
+mod mpi_hosts;
 mod test_totals;
 mod tidy;
 
@@ -32,6 +33,8 @@ enum Task {
     Ci,
     /// Check the rules of the house that no other tool checks.
     Tidy,
+    /// Run jobs over MPI on two hosts, which are network namespaces; needs root, iproute2 and Open MPI.
+    MpiHosts,
     /// Measure in release mode; prints one JSON object per line.
     Bench {
         /// What to measure
@@ -59,6 +62,7 @@ fn run(task: Task) -> Result<()> {
     match task {
         Task::Ci => ci::run(&shell, &root),
         Task::Tidy => tidy::run(&shell, &root),
+        Task::MpiHosts => mpi_hosts::run(&shell, &root),
         Task::Bench { suite, arguments } => bench::run(&shell, suite, &arguments),
     }
 }
