@@ -321,15 +321,16 @@ impl Requests {
         Ok(true)
     }
 
-    /// Returns the ranks whose messages have not come.
+    /// Returns the ranks with which a message is still to be exchanged.
     pub(super) fn missing(&mut self, library: &Library) -> Vec<usize> {
         let mut missing = Vec::new();
-        for posted in self.posted[self.ended..].iter_mut().filter(|posted| posted.is_receive) {
-            if !test(library, &mut posted.request).unwrap_or(false) && !missing.contains(&posted.peer) {
+        for posted in &mut self.posted[self.ended..] {
+            if !test(library, &mut posted.request).unwrap_or(false) {
                 missing.push(posted.peer);
             }
         }
         missing.sort_unstable();
+        missing.dedup();
         missing
     }
 

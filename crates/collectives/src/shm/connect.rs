@@ -38,7 +38,7 @@ pub fn connect(world: &World, store: &StoreClient, options: &Options) -> Result<
                 "shared memory for {} ranks of which {} are on this host",
                 world.size, world.local_size
             ),
-            hint: "several hosts need the nccl or mpi backend".into(),
+            hint: "several hosts need the mpi backend: set SCONCE_BACKEND=mpi, or launch with --backend mpi".into(),
         });
     }
     let deadline = Instant::now() + options.timeout;

@@ -18,8 +18,9 @@ const SOON: Duration = Duration::from_secs(30);
 #[test]
 fn rank_main() {
     let Ok(part) = std::env::var(PART) else { return };
+    let timeout = if part == "stuck" { 2 } else { 300 };
     let options = Options {
-        timeout: Duration::from_secs(300),
+        timeout: Duration::from_secs(timeout),
         flight_recorder: None,
     };
     let connection = match World::from_env().and_then(|world| connect(&world, &options)) {
@@ -36,6 +37,8 @@ fn rank_main() {
     match part.as_str() {
         "all_go" => {}
         "wait" if is_odd_one => std::thread::park(),
+        // Stopped by the test at some moment of this.
+        "stuck" => fail_reducing(group),
         "exit" if is_odd_one => std::process::exit(3),
         "panic" if is_odd_one => panic!("on purpose"),
         _ => fail_waiting(group),
@@ -46,6 +49,16 @@ fn fail_waiting(group: &dyn Communicator) {
     let error = group.all_reduce(&mut vec![0f32; 1 << 20], ReduceOp::Sum).unwrap_err();
     println!("failed {error}");
     std::process::exit(1);
+}
+
+fn fail_reducing(group: &dyn Communicator) {
+    let mut values = vec![0f32; 1 << 22];
+    loop {
+        if let Err(error) = group.all_reduce(&mut values, ReduceOp::Sum) {
+            println!("failed {error}");
+            std::process::exit(1);
+        }
+    }
 }
 
 fn rank_program(mut command: Command, part: &str) -> Command {

@@ -2,7 +2,7 @@
 
 use crate::{end, rank_program, start, this_program};
 use std::io::{BufRead, BufReader, Read};
-use std::process::Command;
+use std::process::{Child, Command};
 
 #[test]
 #[cfg_attr(not(feature = "mpi"), ignore = "needs the feature mpi")]
@@ -15,7 +15,22 @@ fn a_job_whose_ranks_all_go_ends_well() {
 #[test]
 #[cfg_attr(not(feature = "mpi"), ignore = "needs the feature mpi")]
 fn a_killed_rank_ends_the_job_with_its_name() {
-    let mut job = start(3, "wait");
+    let (code, printed) = signal_rank_1(start(3, "wait"), "-KILL");
+    assert_ne!(code, Some(0));
+    assert!(printed.contains("rank 1 ") && printed.contains("signal 9"), "{printed}");
+}
+
+#[test]
+#[cfg_attr(not(feature = "mpi"), ignore = "needs the feature mpi")]
+fn a_stuck_rank_is_named_and_the_job_ends() {
+    let (code, printed) = signal_rank_1(start(3, "stuck"), "-STOP");
+    assert_ne!(code, Some(0));
+    // A rank that waits for one that waits for rank 1 names both.
+    assert!(printed.contains("1], which did not come"), "{printed}");
+}
+
+/// Sends a signal to rank 1 once all three ranks are there; returns the job's exit code and what it printed.
+fn signal_rank_1(mut job: Child, signal: &str) -> (Option<i32>, String) {
     let mut lines = BufReader::new(job.stdout.take().unwrap()).lines().map_while(Result::ok);
     let mut pid = None;
     for _ in 0..3 {
@@ -29,13 +44,12 @@ fn a_killed_rank_ends_the_job_with_its_name() {
             pid = words.next().map(str::to_owned);
         }
     }
-    let killed = Command::new("kill")
-        .args(["-9", &pid.expect("rank 1 is there")])
+    let sent = Command::new("kill")
+        .args([signal, &pid.expect("rank 1 is there")])
         .status();
-    assert!(killed.unwrap().success());
-    let (code, printed) = end(job, lines.collect::<Vec<_>>().join("\n"));
-    assert_ne!(code, Some(0));
-    assert!(printed.contains("rank 1 ") && printed.contains("signal 9"), "{printed}");
+    assert!(sent.unwrap().success());
+    let printed = lines.collect::<Vec<_>>().join("\n");
+    end(job, printed)
 }
 
 #[test]
