@@ -8,7 +8,8 @@
 //!   it any more ([`Library::is_ended`]).
 //! - Calls come from any thread: MPI grants `MPI_THREAD_MULTIPLE`, or else one lock is around each of them.
 //! - Memory is handed to MPI as a [`Private`], which its page says is lent for the whole operation. [`Requests`] keeps the
-//!   requests on it; an operation does not return before they have ended, or else ends the process (`waiting`).
+//!   requests on it; an operation does not return before they have ended, or else ends the process (`waiting`, and
+//!   [`Requests`] when it is dropped).
 
 use crate::private::Private;
 use crate::{Error, Result};
@@ -357,6 +358,16 @@ impl Requests {
     }
 }
 
+impl Drop for Requests {
+    fn drop(&mut self) {
+        if self.ended < self.posted.len() {
+            // Only a panic in the middle of an operation comes here: its memory must not go while MPI holds it.
+            eprintln!("error: an operation was left while MPI holds its memory; the process ends");
+            std::process::abort();
+        }
+    }
+}
+
 /// Says whether a request has ended; one that has may be tested again.
 fn test(library: &Library, request: &mut ffi::MPI_Request) -> Result<bool> {
     let mut ended = 0;
@@ -385,4 +396,19 @@ fn message(code: c_int) -> String {
     // SAFETY: MPI has ended the text with a zero, and the last element is one in any case.
     let text = unsafe { CStr::from_ptr(text.as_ptr()) };
     text.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_beyond_mpis_counts_go_as_several_messages() {
+        // Never touched, so it is no memory but addresses.
+        let long = vec![0u8; (1 << 31) + 5];
+        let lengths: Vec<usize> = messages(Private::of(&long)).map(|message| message.len()).collect();
+        assert!(lengths.iter().all(|length| (1..=LARGEST_MESSAGE).contains(length)));
+        assert_eq!(lengths.iter().sum::<usize>(), long.len());
+        assert_eq!(messages(Private::of(&[])).count(), 0);
+    }
 }
