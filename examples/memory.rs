@@ -126,6 +126,7 @@ fn run(arguments: &Arguments, acc: &dyn Accelerator) -> Result<()> {
         },
         "counted_mib_of_all_ranks": sums[1] >> 20,
         "resident_mib_of_all_ranks": sums[0] >> 20,
+        "most_mib_of_rank_0": most_resident()? >> 20,
         "resident_of_counted": sums[0] as f64 / sums[1] as f64,
     });
     acc.print(line);
@@ -150,15 +151,29 @@ fn config(arguments: &Arguments) -> LlamaConfig {
     }
 }
 
+/// Returns the most memory that this process has had mapped at once, in bytes: activations included.
+fn most_resident() -> Result<u64> {
+    field("/proc/self/status", "VmHWM:")
+}
+
 /// Returns this process's share of the memory that it has mapped, in bytes.
 fn resident() -> Result<u64> {
-    const FILE: &str = "/proc/self/smaps_rollup";
-    let text = std::fs::read_to_string(FILE).with_context(|| format!("{FILE}: this example measures on Linux only"))?;
+    field("/proc/self/smaps_rollup", "Pss:")
+}
+
+/// Returns a line's number of KiB in a file of Linux's, in bytes.
+fn field(file: &str, name: &str) -> Result<u64> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("{file}: this example measures on Linux only"))?;
     for line in text.lines() {
-        if let Some(rest) = line.strip_prefix("Pss:") {
-            let kib: u64 = rest.trim().trim_end_matches("kB").trim().parse().context(FILE)?;
+        if let Some(rest) = line.strip_prefix(name) {
+            let kib: u64 = rest
+                .trim()
+                .trim_end_matches("kB")
+                .trim()
+                .parse()
+                .with_context(|| file.to_owned())?;
             return Ok(kib << 10);
         }
     }
-    bail!("{FILE}: has no line Pss")
+    bail!("{file}: has no line {name}")
 }

@@ -173,6 +173,18 @@ impl Run {
             leaves.push(leaf);
             Ok(tensor)
         })?;
+        let differs = |(result, gradient): (&Tensor, &Option<Tensor>)| {
+            gradient
+                .as_ref()
+                .is_some_and(|gradient| gradient.shape() != result.shape())
+        };
+        if results.len() < gradients.len() || results.iter().zip(&gradients).any(differs) {
+            candle_core::bail!(
+                "part {:?} came to other results when it computed again in the backward; what it computes must follow from its \
+                 inputs and parameters alone (sconce_core::nn::Dropout repeats itself, candle_nn's does not)",
+                self.units.name(self.part)
+            );
+        }
         let mut root: Option<Tensor> = None;
         for (result, gradient) in results.into_iter().zip(gradients) {
             let Some(gradient) = gradient else { continue };

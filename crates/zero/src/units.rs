@@ -580,7 +580,7 @@ impl State {
             .iter()
             .try_for_each(|tensor| self.spares.supply(tensor))?;
         let most = self.needed_bytes + self.largest_bytes;
-        Ok(self.spares.limit(most.saturating_sub(self.live.bytes))?)
+        self.spares.limit(most.saturating_sub(self.live.bytes))
     }
 
     fn wait(&mut self, shard: usize) -> Result<()> {

@@ -68,6 +68,12 @@ impl Units {
             .try_for_each(|parameter| self.gradient_came(parameter))
     }
 
+    /// Returns a part's name.
+    pub(crate) fn name(&self, part: usize) -> String {
+        let (parts, _) = self.parameters.units();
+        parts.get(part).map_or_else(String::new, |part| part.name.clone())
+    }
+
     /// Returns the runs in graphs of parts that compute again.
     pub(crate) fn runs(&self) -> &Runs {
         &self.runs

@@ -224,6 +224,25 @@ fn what_fails_only_in_the_second_run_ends_the_backward_on_every_rank_with_its_wo
 }
 
 #[test]
+fn a_part_that_comes_to_other_results_the_second_time_is_named() {
+    let engine = engine(&sconce_collectives::single(), options(SHARDED, UnitPolicy::all()));
+    let layer = unit(builder(&engine), "fickle", |vb| linear(WIDTH, WIDTH, vb)).unwrap();
+    engine.set_optimizer(sgd()).unwrap();
+    let runs = AtomicUsize::new(0);
+    let output = layer.run(rows(0, 0), move |layer, rows| {
+        let rows = rows.narrow(0, 0, 2 + runs.fetch_add(1, Relaxed))?;
+        layer.forward(&rows)
+    });
+    let error = engine
+        .backward(&mean_square(&output.unwrap()).unwrap(), true)
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("\"fickle\" came to other results"),
+        "{error}"
+    );
+}
+
+#[test]
 fn runs_leave_nothing_behind_when_their_graphs_go() {
     let engine = engine(&sconce_collectives::single(), options(DataParallel, UnitPolicy::all()));
     let marked = Arc::new(());

@@ -61,7 +61,11 @@ fn full_shard_holds_shares_and_gathers_the_unit_at_hand_and_those_ahead() {
                     assert_eq!(found.gathered_peak, peak as u64 * UNIT, "world {world}, {gathering:?}");
                     assert_eq!(shares(&found), [MODEL / world as u64; 3], "world {world}");
                     assert_eq!(found.gathered, 0);
-                    assert!((UNIT..=(peak as u64 + 1) * UNIT).contains(&found.spare), "{}", found.spare);
+                    assert!(
+                        (UNIT..=(peak as u64 + 1) * UNIT).contains(&found.spare),
+                        "{}",
+                        found.spare
+                    );
                 }
             }
         }
