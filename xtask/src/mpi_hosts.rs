@@ -97,9 +97,9 @@ fn conformance_suite(shell: &Shell) -> Result<PathBuf> {
     let of_suite = messages
         .lines()
         .filter(|line| line.contains("\"name\":\"conformance\""));
-    let path = of_suite.filter_map(|line| line.split_once("\"executable\":\"")?.1.split('"').next());
+    let mut path = of_suite.filter_map(|line| line.split_once("\"executable\":\"")?.1.split('"').next());
     Ok(path
-        .last()
+        .next_back()
         .context("cargo named no program for the conformance suite")?
         .into())
 }

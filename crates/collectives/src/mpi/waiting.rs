@@ -18,7 +18,10 @@ const LOOK_EVERY: u32 = 64;
 /// How patiently to test.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience {
+    /// Tests without a pause while waiting for a rank.
     spins: u32,
+    /// The same while data is on its way, which moves in these very tests.
+    spins_on_data: u32,
 }
 
 impl Patience {
@@ -26,7 +29,11 @@ impl Patience {
     pub(super) fn of_caller(local_ranks: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if local_ranks <= cores {
-            Self { spins: 500 }
+            // Some 100 µs, and some milliseconds: as long as MPI's own waiting would be worth it.
+            Self {
+                spins: 1000,
+                spins_on_data: 20_000,
+            }
         } else {
             Self::behind()
         }
@@ -34,7 +41,10 @@ impl Patience {
 
     /// For work behind other work, which should not take its core.
     pub(super) fn behind() -> Self {
-        Self { spins: 10 }
+        Self {
+            spins: 10,
+            spins_on_data: 50,
+        }
     }
 }
 
@@ -61,7 +71,12 @@ impl Pause {
     /// Pauses; returns now and then how long the wait has been, as a time to look around.
     pub(super) fn pause(&mut self) -> Option<Duration> {
         self.tests += 1;
-        if self.tests <= self.patience.spins {
+        let spins = if self.may_sleep {
+            self.patience.spins
+        } else {
+            self.patience.spins_on_data
+        };
+        if self.tests <= spins {
             std::hint::spin_loop();
             return None;
         }
