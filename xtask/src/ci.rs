@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use xshell::{Shell, cmd};
 
+use crate::cuda;
 use crate::test_totals::{TestTotals, run_tests};
 use crate::tidy;
 
@@ -44,6 +45,11 @@ pub(crate) fn run(shell: &Shell, root: &Path) -> Result<()> {
         totals = step("tests over MPI", || test(MPI_TEST_COMMAND, root, totals))?;
     } else {
         println!("ci: no mpicc and mpirun in PATH: the tests over MPI stay skipped");
+    }
+    if cuda::check::can_run(shell) {
+        step("clippy for GPUs", || cuda::check::run(shell, root, false))?;
+    } else {
+        println!("ci: no gcc in PATH, or another machine than x86-64 Linux: what concerns GPUs is not checked");
     }
     println!("ci: all steps passed in {}", seconds(started.elapsed()));
     println!("{totals}");

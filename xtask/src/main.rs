@@ -7,6 +7,7 @@
 
 mod bench;
 mod ci;
+mod cuda;
 mod mpi_hosts;
 mod test_totals;
 mod tidy;
@@ -33,6 +34,12 @@ enum Task {
     Ci,
     /// Check the rules of the house that no other tool checks.
     Tidy,
+    /// Lint the features cuda and nccl with a stand-in for the CUDA toolkit; needs gcc, and no CUDA.
+    CudaCheck {
+        /// Also run the tests of such a build that need no GPU
+        #[arg(long)]
+        and_tests: bool,
+    },
     /// Run jobs over MPI on two hosts, which are network namespaces; needs root, iproute2 and Open MPI.
     MpiHosts,
     /// Measure in release mode; prints one JSON object per line.
@@ -46,7 +53,13 @@ enum Task {
 }
 
 fn main() -> ExitCode {
-    match run(Arguments::parse().task) {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let result = if cuda::nvcc::is_called(words.first()) {
+        cuda::nvcc::run(&words[1..])
+    } else {
+        run(Arguments::parse_from(words).task)
+    };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -62,6 +75,7 @@ fn run(task: Task) -> Result<()> {
     match task {
         Task::Ci => ci::run(&shell, &root),
         Task::Tidy => tidy::run(&shell, &root),
+        Task::CudaCheck { and_tests } => cuda::check::run(&shell, &root, and_tests),
         Task::MpiHosts => mpi_hosts::run(&shell, &root),
         Task::Bench { suite, arguments } => bench::run(&shell, suite, &arguments),
     }
