@@ -45,7 +45,7 @@ pub(crate) fn run(shell: &Shell, root: &Path) -> Result<()> {
         let suite = suite.to_str().context("the target folder's path is text")?;
         let job = hosts.mpirun(
             per_host,
-            &[suite, "--test-threads=1", "--color=never", "--skip", "over_mpi"],
+            &[suite, "--test-threads=1", "--color=never", "--skip", "over_"],
         )?;
         let printed = job
             .env("SCONCE_TEST_OVER_MPI", "1")

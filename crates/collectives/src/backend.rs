@@ -11,17 +11,20 @@ pub enum Backend {
     Shm,
     /// The cluster's MPI: ranks on any hosts, started by `mpirun` or `srun`; needs the feature `mpi`.
     Mpi,
+    /// NCCL: ranks with a GPU each, on any hosts; needs the feature `nccl`.
+    Nccl,
 }
 
 impl Backend {
     /// All backends that can be asked for.
-    pub const ALL: [Self; 2] = [Self::Shm, Self::Mpi];
+    pub const ALL: [Self; 3] = [Self::Shm, Self::Mpi, Self::Nccl];
 
     /// Returns the name that users write, for example `mpi`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Shm => "shm",
             Self::Mpi => "mpi",
+            Self::Nccl => "nccl",
         }
     }
 
@@ -30,6 +33,7 @@ impl Backend {
         match self {
             Self::Shm => true,
             Self::Mpi => cfg!(feature = "mpi"),
+            Self::Nccl => cfg!(feature = "nccl"),
         }
     }
 
@@ -53,7 +57,7 @@ impl Backend {
         named.ok_or_else(|| Error::Environment {
             variable: variable::SCONCE_BACKEND,
             value,
-            reason: "no backend of that name; expected shm or mpi".to_owned(),
+            reason: "no backend of that name; expected shm, mpi or nccl".to_owned(),
         })
     }
 }
@@ -72,7 +76,7 @@ mod tests {
         }
         let message = read(Some("MPI")).unwrap_err().to_string();
         assert!(
-            message.contains("SCONCE_BACKEND=\"MPI\"") && message.contains("shm or mpi"),
+            message.contains("SCONCE_BACKEND=\"MPI\"") && message.contains("shm, mpi or nccl"),
             "{message}"
         );
     }

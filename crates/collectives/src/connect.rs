@@ -4,6 +4,7 @@ use crate::environment as variable;
 use crate::store::{StoreClient, StoreServer, join};
 use crate::{Backend, Communicator, Error, Options, Result, World, shm, single};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Variables of which a rank that some launcher has started has at least one.
 const OF_LAUNCHERS: [&str; 7] = [
@@ -23,8 +24,29 @@ pub struct Connection {
     pub communicator: Arc<dyn Communicator>,
     /// The rendezvous store's client; `None` in a world of one and over MPI, which need no store.
     pub store: Option<StoreClient>,
+    /// Where ranks compare their calls through the store, it must outlive what the others still read.
+    _parting: Option<Parting>,
     /// The store itself, where this rank hosts it.
     _server: Option<StoreServer>,
+}
+
+/// Waits, when it is dropped, until all ranks are about to part from the store, or not for long.
+#[derive(Debug)]
+struct Parting {
+    store: StoreClient,
+    ranks: usize,
+}
+
+impl Parting {
+    /// How long ranks wait for each other; what they have still to read takes a moment only.
+    const MOST: Duration = Duration::from_secs(5);
+}
+
+impl Drop for Parting {
+    fn drop(&mut self) {
+        // Who comes late, or not at all, has failed or works on without the others.
+        let _ = self.store.barrier("sconce/parting", self.ranks, Self::MOST);
+    }
 }
 
 impl Connection {
@@ -32,6 +54,7 @@ impl Connection {
         Self {
             communicator,
             store: None,
+            _parting: None,
             _server: None,
         }
     }
@@ -68,10 +91,19 @@ pub fn connect_over(backend: Backend, world: &World, options: &Options) -> Resul
         Backend::Mpi => Ok(Connection::without_store(crate::mpi::connect(world, options)?)),
         _ => {
             let (server, client) = join(world, options.timeout)?;
-            let communicator = shm::connect(world, &client, options)?;
+            let communicator = match backend {
+                #[cfg(feature = "nccl")]
+                Backend::Nccl => crate::nccl::connect(world, &client, options)?,
+                _ => shm::connect(world, &client, options)?,
+            };
+            let parting = (backend == Backend::Nccl).then(|| Parting {
+                store: client.again(),
+                ranks: world.size,
+            });
             Ok(Connection {
                 communicator,
                 store: Some(client),
+                _parting: parting,
                 _server: server,
             })
         }
@@ -101,6 +133,13 @@ mod tests {
             message.contains("world of one") && message.contains("mpirun -n N"),
             "{message}"
         );
+    }
+
+    #[test]
+    #[cfg(not(feature = "nccl"))]
+    fn a_build_without_nccl_says_how_to_get_it() {
+        let error = connect_over(Backend::Nccl, &World::single(), &Options::default()).unwrap_err();
+        assert!(error.to_string().contains("--features nccl"), "{error}");
     }
 
     #[test]

@@ -182,6 +182,13 @@ impl<'a> ElementsMut<'a> {
         }
     }
 
+    /// Views bytes as elements of a type.
+    #[cfg(all(test, feature = "nccl"))]
+    pub(crate) fn of_bytes(element: ElementType, bytes: &'a mut [u8]) -> Self {
+        assert!(bytes.len().is_multiple_of(element.size()), "whole elements");
+        Self { element, bytes }
+    }
+
     /// Returns the type of the elements.
     pub fn element(&self) -> ElementType {
         self.element

@@ -77,7 +77,7 @@ pub const SLURM_JOB_NODELIST: &str = "SLURM_JOB_NODELIST";
 
 // Sconce's own.
 
-/// What carries the data: `shm` (the default) or `mpi`. Set by `sconce launch --backend` and by hand.
+/// What carries the data: `shm` (the default), `mpi` or `nccl`. Set by `sconce launch --backend` and by hand.
 pub const SCONCE_BACKEND: &str = "SCONCE_BACKEND";
 /// Address (`host:port`) of the rendezvous store that `sconce launch` hosts. Unset under other launchers: rank 0 then
 /// hosts the store itself at `MASTER_ADDR:MASTER_PORT`.

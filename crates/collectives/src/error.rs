@@ -115,6 +115,16 @@ pub enum Error {
         /// MPI's own message.
         reason: String,
     },
+    /// NCCL failed, or did not end.
+    #[error("rank {rank}: {call}: {reason}")]
+    Nccl {
+        /// The calling rank in the group.
+        rank: usize,
+        /// NCCL's name of the call, or what was under way.
+        call: &'static str,
+        /// NCCL's own message, or what happened.
+        reason: String,
+    },
     /// This build or machine cannot do what was asked.
     #[error("{what}: {hint}")]
     Unsupported {

@@ -27,12 +27,16 @@ pub mod collective;
 mod communicator;
 mod connect;
 mod copy;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod element;
 pub mod environment;
 mod error;
 mod flight_recorder;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 mod options;
 mod parts;
 mod pending;

@@ -19,12 +19,20 @@ const MODULES: &[(&str, &str)] = &[
     ),
     ("crates/collectives/src/copy.rs", "stores that bypass the cache"),
     (
+        "crates/collectives/src/cuda.rs",
+        "CUDA's libraries are loaded to see whether they are there",
+    ),
+    (
         "crates/collectives/src/mpi/library.rs",
         "the calls of MPI's C interface",
     ),
     (
         "crates/collectives/src/mpi/reducing.rs",
         "reductions of what came over MPI",
+    ),
+    (
+        "crates/collectives/src/nccl/library.rs",
+        "the calls of NCCL's C interface",
     ),
     (
         "crates/collectives/src/private.rs",

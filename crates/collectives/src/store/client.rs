@@ -62,6 +62,15 @@ impl StoreClient {
         })
     }
 
+    /// Returns a client of the same store.
+    pub(crate) fn again(&self) -> Self {
+        Self {
+            address: self.address.clone(),
+            secret: self.secret.clone(),
+            idle: Mutex::default(),
+        }
+    }
+
     /// Sets a key to a value, whether or not it had one, and wakes those that wait for it.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         self.check_value(key, value)?;

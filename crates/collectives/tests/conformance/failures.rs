@@ -75,6 +75,7 @@ fn the_last_operations_are_written_out_on_failure() {
     let options = Options {
         timeout: Duration::from_secs(60),
         flight_recorder: Some(folder.clone()),
+        ..Options::default()
     };
     let failed = AtomicBool::new(false);
     on_ranks_with(2, &options, |group, _| {

@@ -1,7 +1,8 @@
 //! The contract of a communicator, run over every backend that this machine has.
 //!
 //! Each rule is a function of one rank; [`on_every_backend`] runs it on worlds of 1, 2, 3 and 4 ranks. Ranks are threads
-//! over shared memory; or, where [`over_mpi`] has started this program under `mpirun`, processes over MPI.
+//! over shared memory; or processes, where [`over_mpi`] has started this program under `mpirun`, or [`over_nccl`] as ranks
+//! with a GPU each.
 
 mod agreement;
 mod behind;
@@ -9,17 +10,19 @@ mod failures;
 mod groups;
 mod moving;
 mod over_mpi;
+mod over_nccl;
 mod point_to_point;
 mod reducing;
 
-use sconce_collectives::{Communicator, Options, World, connect, shm, single};
-use std::sync::{Arc, Barrier};
+use sconce_collectives::{Communicator, Connection, Options, World, connect, shm, single};
+use std::sync::{Arc, Barrier, OnceLock};
 use std::time::Duration;
 
 /// Runs `rule` on every rank of worlds 1 to 4 of every backend.
 fn on_every_backend(rule: impl Fn(&dyn Communicator) + Sync) {
     rule(&*single());
-    for size in 2..=4 {
+    // NCCL also serves a group of one.
+    for size in if over_nccl::is_rank() { 1 } else { 2 }..=4 {
         on_ranks(size, &rule);
     }
 }
@@ -35,8 +38,8 @@ fn on_ranks(size: usize, rule: impl Fn(&dyn Communicator) + Sync) {
 
 /// Runs `rule` on every rank of a world of `size` ranks, with a function that returns when all of them have called it.
 fn on_ranks_with(size: usize, options: &Options, rule: impl Fn(Arc<dyn Communicator>, &dyn Fn()) + Sync) {
-    if over_mpi::is_rank() {
-        return on_ranks_over_mpi(size, options, rule);
+    if is_rank_of_job() {
+        return on_ranks_of_job(size, options, rule);
     }
     let ranks = shm::threads(size, options).expect("threads can be made");
     let all_here = Barrier::new(size);
@@ -52,25 +55,45 @@ fn on_ranks_with(size: usize, options: &Options, rule: impl Fn(Arc<dyn Communica
     });
 }
 
+/// Says whether this process is a rank of a job that one of this program's tests has started.
+fn is_rank_of_job() -> bool {
+    over_mpi::is_rank() || over_nccl::is_rank()
+}
+
 /// The same on the first `size` ranks of the job that this process is one of.
-fn on_ranks_over_mpi(size: usize, options: &Options, rule: impl Fn(Arc<dyn Communicator>, &dyn Fn())) {
-    let world = World::from_env().expect("mpirun sets the world");
+fn on_ranks_of_job(size: usize, options: &Options, rule: impl Fn(Arc<dyn Communicator>, &dyn Fn())) {
+    let world = World::from_env().expect("the job sets the world");
     if size > world.size {
         println!("skipped on {size} ranks: the job has {}", world.size);
         return;
     }
-    let all = connect(&world, &Options::default())
-        .expect("all ranks come")
-        .communicator;
-    let color = (world.rank < size).then_some(0);
-    let meeting = all.split(color, 0).expect("all ranks are here");
-    let group = connect(&world, options).expect("all ranks come").communicator;
-    let group = group.split(color, 0).expect("all ranks are here");
-    if let (Some(group), Some(meeting)) = (group, meeting) {
-        assert_eq!(group.backend(), "mpi");
-        rule(group, &|| meeting.barrier().expect("the ranks meet"));
+    if world.size == 1 {
+        return rule(over_nccl::alone(&world, options), &|| {});
     }
-    all.barrier().expect("no rank has failed");
+    let with_gpu = |options: &Options| Options {
+        gpu: over_nccl::is_rank().then_some(0),
+        ..options.clone()
+    };
+    // Made once: over NCCL it takes a second.
+    static ALL: OnceLock<Connection> = OnceLock::new();
+    let all = ALL.get_or_init(|| connect(&world, &with_gpu(&Options::default())).expect("all ranks come"));
+    let color = (world.rank < size).then_some(0);
+    let group_to_meet = match &all.store {
+        Some(_) => None,
+        None => all.communicator.split(color, 0).expect("all ranks are here"),
+    };
+    let meet = || match (&all.store, &group_to_meet) {
+        (Some(store), _) => store.barrier("meeting", size, Duration::from_secs(60)),
+        (None, Some(group)) => group.barrier(),
+        (None, None) => Ok(()),
+    };
+    let own = connect(&world, &with_gpu(options)).expect("all ranks come");
+    let group = own.communicator.split(color, 0).expect("all ranks are here");
+    if let Some(group) = group {
+        assert!(size == 1 || ["mpi", "nccl"].contains(&group.backend()));
+        rule(group, &|| meet().expect("the ranks meet"));
+    }
+    all.communicator.barrier().expect("no rank has failed");
 }
 
 /// Sizes around every boundary: empty, odd, cache lines, small slots, stage slots, several pieces.

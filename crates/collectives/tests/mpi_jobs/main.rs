@@ -21,7 +21,7 @@ fn rank_main() {
     let timeout = if part == "stuck" { 2 } else { 300 };
     let options = Options {
         timeout: Duration::from_secs(timeout),
-        flight_recorder: None,
+        ..Options::default()
     };
     let connection = match World::from_env().and_then(|world| connect(&world, &options)) {
         Ok(connection) => connection,

@@ -18,7 +18,7 @@ fn rank_main() {
     let world = World::from_env().expect("the test sets the world");
     let options = Options {
         timeout: Duration::from_secs(60),
-        flight_recorder: None,
+        ..Options::default()
     };
     let connection = connect(&world, &options).expect("all ranks come");
     let group = &*connection.communicator;

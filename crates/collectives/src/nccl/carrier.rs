@@ -1,0 +1,53 @@
+//! What carries plans out over NCCL: a communicator, and device memory.
+
+use super::library::{Handle, ID};
+use super::memory::Memory;
+use super::owner::{Carrier, Watch};
+use super::plan::Plan;
+use crate::Result;
+
+/// A communicator with the memory that its data is staged through.
+#[derive(Debug)]
+pub(super) struct NcclCarrier {
+    // Ends before its memory is freed.
+    handle: Handle,
+    memory: Memory,
+}
+
+impl NcclCarrier {
+    /// Meets the other ranks that have this id, on one GPU.
+    pub(super) fn connect(id: [u8; ID], (rank, size): (usize, usize), gpu: usize, watch: Watch<'_>) -> Result<Self> {
+        let memory = Memory::on_device(gpu)?;
+        let handle = Handle::connect(id, rank, size, watch)?;
+        Ok(Self { handle, memory })
+    }
+
+    fn try_carry(&mut self, plan: &Plan, input: &[u8], output: &mut [u8], watch: Watch<'_>) -> Result<()> {
+        self.memory.fill(input, output.len())?;
+        self.handle
+            .enqueue(plan, &mut self.memory, (input.len(), output.len()), watch)?;
+        self.handle.wait(&self.memory.mark()?, watch)?;
+        self.memory.read(output)
+    }
+}
+
+impl Carrier for NcclCarrier {
+    fn carry(&mut self, plan: &Plan, input: &[u8], output: &mut [u8], watch: Watch<'_>) -> Result<()> {
+        self.try_carry(plan, input, output, watch)
+            .inspect_err(|_| self.handle.abort())
+    }
+
+    fn split(
+        &mut self,
+        color: Option<u32>,
+        place: (usize, usize),
+        watch: Watch<'_>,
+    ) -> Result<Option<Box<dyn Carrier>>> {
+        let split = self.handle.split(color, place, watch);
+        let Some(handle) = split.inspect_err(|_| self.handle.abort())? else {
+            return Ok(None);
+        };
+        let memory = Memory::on_device(self.memory.device())?;
+        Ok(Some(Box::new(Self { handle, memory })))
+    }
+}

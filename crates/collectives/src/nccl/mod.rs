@@ -1,0 +1,101 @@
+//! NCCL: ranks with a GPU each, on one host or many.
+//!
+//! # Protocol
+//!
+//! - **Meeting.** Rank 0 puts NCCL's id into the store; all ranks make the communicator with it, in a thread that owns it
+//!   from then on (`owner`). No call blocks: each is followed by looks at NCCL's own state, the clock and the other ranks.
+//! - **Calls.** Every collective begins with a comparison of calls through the store (`board`): ranks that differ get one
+//!   error, all of them, and late ranks are named, before NCCL is entered. A message between two ranks begins likewise:
+//!   here a `send` waits for its receiver. A barrier is such a comparison and no more.
+//! - **Data.** What the caller gives is copied to the device, moved by NCCL's own operations (`plan`) in a stream of the
+//!   group's own, and copied back. Unequal parts are one NCCL group of broadcasts or reductions. NCCL never gets the
+//!   caller's memory, so an operation that fails leaves nothing behind that points to it.
+//! - **Sub-groups** are `ncclCommSplit`, each with a thread and a stream of its own. Operations of two groups with the same
+//!   GPU may be under way at once; NCCL asks for room for both on the GPU.
+//!
+//! # Reductions
+//!
+//! They are NCCL's: in an order of its own, which depends on the sizes of data and group but not on the run, in the
+//! elements' type, so that 16-bit sums are rounded at every step; `Mean` is `ncclAvg`; whether `Min` and `Max` keep a NaN is
+//! NCCL's to say. All ranks get the same bits, but not those of the other backends.
+//!
+//! # Failure
+//!
+//! - A rank that fails writes why into the place of its next call and under a key of the group: others learn it when they
+//!   wait for its call, or within a tenth of a second while NCCL moves their data. They abort the communicator.
+//! - When the deadline passes, or NCCL reports an error of its own, the communicator is aborted. If NCCL does not return from
+//!   that either, the process is ended: nothing else can be sound while a kernel of it runs.
+//! - A process that dies is noticed by the launcher; without one, by the deadline.
+//!
+//! # What is to come: tensors in place
+//!
+//! An operation on device tensors will take storage on the group's own GPU, have the group's stream wait for an event
+//! of the stream that computed it, put the same plan into the stream without staging, and return a handle that owns the
+//! storage and an event behind the plan. Whoever waits on the handle has the computing stream wait for that event, on the
+//! device, and only then may the storage be released or written: candle keeps one event a slice for reads, which a second
+//! reader overwrites, so the handle and not the slice is what orders memory. The owner thread then puts plans into the
+//! stream and watches the oldest one, instead of waiting for each; comparing calls will be a mode for debugging, since the
+//! store is too slow for every bucket. The units of `Plan` stay as they are.
+
+mod board;
+mod carrier;
+mod communicator;
+mod group;
+mod library;
+mod memory;
+mod owner;
+mod plan;
+#[cfg(test)]
+mod tests;
+
+use crate::store::StoreClient;
+use crate::{Communicator, Error, Options, Result, World, cuda};
+use board::Board;
+use carrier::NcclCarrier;
+use communicator::NcclCommunicator;
+use group::{Group, LEAST_FOR_MAKING};
+use std::sync::Arc;
+
+/// Makes the group of all ranks of `world`, which meet through the store; also of one rank, to try NCCL with.
+///
+/// # Errors
+/// [`Error::Unsupported`] when the options name no GPU, or the driver, a library or that GPU is missing;
+/// [`Error::Nccl`] when NCCL refuses, for example two ranks with one GPU; ranks that do not come in time.
+pub fn connect(world: &World, store: &StoreClient, options: &Options) -> Result<Arc<dyn Communicator>> {
+    let Some(gpu) = options.gpu else {
+        return Err(Error::Unsupported {
+            what: "the nccl backend needs a GPU for each rank, and this rank computes on the CPU".into(),
+            hint: "ask for GPUs with SCONCE_DEVICE=cuda, or take another backend with SCONCE_BACKEND".into(),
+        });
+    };
+    let gpus = cuda::device_count()?;
+    cuda::require_nccl()?;
+    if gpu >= gpus {
+        return Err(Error::Unsupported {
+            what: format!("the nccl backend cannot use device cuda:{gpu}, since this process may use {gpus} GPU(s)"),
+            hint: "start fewer ranks on this host, or see whether CUDA_VISIBLE_DEVICES hides some".into(),
+        });
+    }
+    let (rank, size) = (world.rank, world.size);
+    // Every rank counts its own connections, which all ranks make in one order.
+    let number = store.add(&format!("sconce/nccl/{rank}/connections"), 1)?;
+    let prefix = format!("sconce/nccl/{number}");
+    let board = Board::new(store.again(), prefix, "world".into(), (rank, size), options.timeout);
+    let id_key = format!("{}/id", board.prefix);
+    let id = if rank == 0 {
+        let id = library::unique_id()?;
+        store.set(&id_key, &id)?;
+        id
+    } else {
+        let id = store.wait(&id_key, options.timeout.max(LEAST_FOR_MAKING))?;
+        id.try_into().map_err(|_| Error::Nccl {
+            rank,
+            call: "meeting",
+            reason: "rank 0 gave no id of NCCL's; run the same program on all ranks".into(),
+        })?
+    };
+    let group = Group::new(board, options.clone(), move |watch| {
+        Ok(Box::new(NcclCarrier::connect(id, (rank, size), gpu, watch)?))
+    })?;
+    Ok(Arc::new(NcclCommunicator::new(group)))
+}
