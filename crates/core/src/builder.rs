@@ -4,7 +4,7 @@ use crate::deepspeed::{DeepSpeedConfig, MixedPrecision};
 use crate::environment as variable;
 use crate::managed::ManagedAccelerator;
 use crate::settings::{Environment, ProgramSettings};
-use crate::{Accelerator, Result, RunSettings};
+use crate::{Accelerator, DeviceRequest, Result, RunSettings};
 use candle_core::Device;
 use sconce_collectives::{Options, World, connect};
 use sconce_fsdp::FullyShardedOptions;
@@ -29,6 +29,7 @@ pub struct AcceleratorBuilder {
     strategy: Option<Box<dyn ShardingStrategy>>,
     frozen: ParameterSet,
     timeout: Option<Duration>,
+    device: Option<DeviceRequest>,
     connection: Option<(World, std::sync::Arc<dyn sconce_collectives::Communicator>)>,
 }
 
@@ -140,6 +141,15 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Sets what this rank computes on; by default what the environment asks for, else the CPU.
+    ///
+    /// Models are trained on the CPU in this version: parameters on a GPU are refused when they are made.
+    #[must_use]
+    pub fn device(mut self, device: DeviceRequest) -> Self {
+        self.device = Some(device);
+        self
+    }
+
     /// Uses a group of ranks that exists already, for ranks as threads and for other launchers.
     #[must_use]
     pub fn communicator(mut self, communicator: std::sync::Arc<dyn sconce_collectives::Communicator>) -> Self {
@@ -160,7 +170,7 @@ impl AcceleratorBuilder {
     /// [`Error::Setting`](crate::Error::Setting) for a setting that cannot be used,
     /// [`Error::DeepSpeed`](crate::Error::DeepSpeed) and [`Error::Contradictions`](crate::Error::Contradictions) for a
     /// configuration file; [`Error::FullySharded`](crate::Error::FullySharded) and
-    /// [`Error::Exclusive`](crate::Error::Exclusive) for FSDP; errors of the world and of the group.
+    /// [`Error::Exclusive`](crate::Error::Exclusive) for FSDP; [`Error::Device`](crate::Error::Device); errors of the world and of the group.
     pub fn build(self) -> Result<Box<dyn Accelerator>> {
         self.build_with(sconce_collectives::environment::of_process)
     }
@@ -178,10 +188,14 @@ impl AcceleratorBuilder {
         let environment = Environment { lookup: &lookup };
         let seconds = environment.above_zero(variable::SCONCE_TIMEOUT)?;
         let timeout = self.timeout.or(seconds.map(Duration::from_secs));
+        // Before ranks wait for one that has no device.
+        let request = self.device.map_or_else(|| DeviceRequest::from_lookup(&lookup), Ok)?;
+        let device = request.open(&world)?;
         let folder = lookup(variable::SCONCE_FLIGHT_RECORDER).map_or_else(std::env::temp_dir, PathBuf::from);
         let options = Options {
             timeout: timeout.unwrap_or(Options::default().timeout),
             flight_recorder: Some(folder),
+            gpu: request.gpu(&world),
         };
         let (communicator, connection) = match self.connection {
             Some((_, communicator)) => (communicator, None),
@@ -190,7 +204,6 @@ impl AcceleratorBuilder {
                 (std::sync::Arc::clone(&connection.communicator), Some(connection))
             }
         };
-        let device = Device::Cpu;
         if world.is_main() {
             tell(&settings, &device);
         }

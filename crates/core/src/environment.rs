@@ -5,6 +5,8 @@
 pub const ACCELERATE_GRADIENT_ACCUMULATION_STEPS: &str = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
 /// What the model computes in: `no` (f32), `bf16` or `fp16`. Set by `sconce launch --mixed_precision`.
 pub const ACCELERATE_MIXED_PRECISION: &str = "ACCELERATE_MIXED_PRECISION";
+/// Whether ranks compute on the CPU even where there is a GPU: `true` or `false`. Set by `sconce launch --cpu`.
+pub const ACCELERATE_USE_CPU: &str = "ACCELERATE_USE_CPU";
 /// Whether training state is sharded as DeepSpeed's ZeRO does: `true` or `false`. The variables below count only where
 /// it is true. Set by `sconce launch --use_deepspeed`.
 pub const ACCELERATE_USE_DEEPSPEED: &str = "ACCELERATE_USE_DEEPSPEED";
@@ -71,6 +73,8 @@ pub const FSDP_SYNC_MODULE_STATES: &str = "FSDP_SYNC_MODULE_STATES";
 /// Whether one rank reads weights for all; here each reads its share. Set by
 /// `sconce launch --fsdp_cpu_ram_efficient_loading`.
 pub const FSDP_CPU_RAM_EFFICIENT_LOADING: &str = "FSDP_CPU_RAM_EFFICIENT_LOADING";
+/// What a rank computes on: `cpu` (the default), `cuda` (the GPU whose number is the rank's on its host) or `cuda:N`.
+pub const SCONCE_DEVICE: &str = "SCONCE_DEVICE";
 /// Folder for the flight recorder's files, written when a collective fails; the system's temporary folder by default.
 pub const SCONCE_FLIGHT_RECORDER: &str = "SCONCE_FLIGHT_RECORDER";
 /// How long a collective waits for its peers, in seconds; 1800 by default.

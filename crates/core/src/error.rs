@@ -35,6 +35,14 @@ pub enum Error {
         /// Who asks for DeepSpeed.
         second: &'static str,
     },
+    /// The device that was asked for cannot be had.
+    #[error("device {device} requested, but {reason}")]
+    Device {
+        /// The device, for example `cuda:0`.
+        device: String,
+        /// What is missing, and what to do.
+        reason: String,
+    },
     /// A data loader cannot serve this world.
     #[error("data loader: {reason}")]
     Loader {

@@ -106,7 +106,22 @@ pub(crate) struct Environment<'a> {
 impl Environment<'_> {
     /// Returns a whole number above 0.
     pub(crate) fn above_zero(&self, name: &'static str) -> Result<Option<u64>> {
-        let given = self.read(name, ABOVE_ZERO, whole_above_zero)?;
+        self.value(name, ABOVE_ZERO, whole_above_zero)
+    }
+
+    /// Returns whether something is true, if a variable says so.
+    pub(crate) fn flag(&self, name: &'static str) -> Result<Option<bool>> {
+        self.value(name, TRUE_OR_FALSE, true_or_false)
+    }
+
+    /// Reads a variable whose name is not needed with its value.
+    pub(crate) fn value<T>(
+        &self,
+        name: &'static str,
+        expected: &str,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let given = self.read(name, expected, parse)?;
         Ok(given.map(|given| given.value))
     }
 

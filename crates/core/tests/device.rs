@@ -1,0 +1,74 @@
+//! Requests for a device, in builds with CUDA and without, on machines that may have none.
+
+use sconce_core::{AcceleratorBuilder, DeviceRequest, World};
+
+fn request(variables: &[(&str, &str)]) -> Result<DeviceRequest, String> {
+    let lookup = |name: &str| {
+        let found = variables.iter().find(|(variable, _)| *variable == name);
+        found.map(|(_, value)| (*value).to_owned())
+    };
+    DeviceRequest::from_lookup(lookup).map_err(|error| error.to_string())
+}
+
+#[test]
+fn the_environment_names_a_device() {
+    assert_eq!(request(&[]), Ok(DeviceRequest::Cpu));
+    assert_eq!(request(&[("ACCELERATE_USE_CPU", "True")]), Ok(DeviceRequest::Cpu));
+    assert_eq!(request(&[("SCONCE_DEVICE", "cuda")]), Ok(DeviceRequest::GpuOfLocalRank));
+    assert_eq!(request(&[("SCONCE_DEVICE", "CUDA:12")]), Ok(DeviceRequest::Gpu(12)));
+    let over_nccl = if cfg!(feature = "nccl") {
+        DeviceRequest::GpuOfLocalRank
+    } else {
+        DeviceRequest::Cpu // the backend is refused when ranks join
+    };
+    assert_eq!(request(&[("SCONCE_BACKEND", "nccl")]), Ok(over_nccl));
+    for wrong in ["gpu", "cuda:", "cuda:-1", "cuda:x"] {
+        let message = request(&[("SCONCE_DEVICE", wrong)]).unwrap_err();
+        assert!(
+            message.contains(wrong) && message.contains("expected cpu, cuda"),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn a_gpu_where_the_cpu_is_asked_for_is_a_contradiction() {
+    let both = [("SCONCE_DEVICE", "cuda:1"), ("ACCELERATE_USE_CPU", "True")];
+    let message = request(&both).unwrap_err();
+    assert!(
+        message.contains("SCONCE_DEVICE=\"cuda:1\"") && message.contains("--cpu"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_gpu_that_cannot_be_had_is_one_clear_error() {
+    if cfg!(feature = "cuda") && std::path::Path::new("/dev/nvidiactl").exists() {
+        println!("skipped: this machine has a driver");
+        return;
+    }
+    let reason = if cfg!(feature = "cuda") {
+        "device cuda:0 requested, but libcuda.so.1 (the NVIDIA driver) is not present: install the driver"
+    } else {
+        "device cuda:0 requested, but this program was built without CUDA: build it with `--features cuda`"
+    };
+    let opened = DeviceRequest::Gpu(0).open(&World::single());
+    let message = opened.unwrap_err().to_string();
+    assert!(message.starts_with(reason), "{message}");
+    let lookup = |name: &str| (name == "SCONCE_DEVICE").then(|| "cuda:0".to_owned());
+    let built = AcceleratorBuilder::default().build_with(lookup);
+    assert_eq!(built.err().map(|error| error.to_string()), Some(message.clone()));
+    let built = AcceleratorBuilder::default()
+        .device(DeviceRequest::Gpu(0))
+        .build_with(|_| None);
+    assert_eq!(built.err().map(|error| error.to_string()), Some(message));
+}
+
+#[test]
+fn the_program_decides_before_the_environment() {
+    let lookup = |name: &str| (name == "SCONCE_DEVICE").then(|| "cuda:0".to_owned());
+    let accelerator = AcceleratorBuilder::default()
+        .device(DeviceRequest::Cpu)
+        .build_with(lookup);
+    assert!(accelerator.unwrap().device().is_cpu());
+}
