@@ -64,7 +64,8 @@ pub(crate) struct Arguments {
     pub(super) cpu: bool,
 
     /// What carries the data: shm, the memory of this host, or mpi, for which mpirun starts the ranks, here or on
-    /// other hosts, and the program must be built with the feature mpi [default: SCONCE_BACKEND, or shm]
+    /// other hosts, and the program must be built with the feature mpi, or nccl, for ranks with a GPU each, with the
+    /// feature nccl [default: SCONCE_BACKEND, or shm]
     #[arg(
         verbatim_doc_comment,
         long,
@@ -174,6 +175,7 @@ pub(crate) struct Arguments {
 pub(super) enum BackendName {
     Shm,
     Mpi,
+    Nccl,
 }
 
 impl BackendName {
@@ -182,6 +184,7 @@ impl BackendName {
         match self {
             Self::Shm => Backend::Shm,
             Self::Mpi => Backend::Mpi,
+            Self::Nccl => Backend::Nccl,
         }
     }
 }

@@ -85,7 +85,7 @@ fn what_mpirun_cannot_do_is_one_error() {
             vec!["--backend", "mpi", "--no_prefix"],
             "--no_prefix has no effect with --backend mpi\nhint: ",
         ),
-        (vec!["--backend", "nccl"], "nccl"),
+        (vec!["--backend", "gloo"], "gloo"),
     ] {
         let output = launch(&folder, &[&flags[..], &["/bin/true"]].concat(), &[]);
         assert_eq!(output.status.code(), Some(2), "{flags:?}");
