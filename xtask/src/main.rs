@@ -40,6 +40,8 @@ enum Task {
         #[arg(long)]
         and_tests: bool,
     },
+    /// Build what is checked on a GPU into one folder, with a script that runs it there; needs gcc, python3 and pip.
+    GpuCheck,
     /// Run jobs over MPI on two hosts, which are network namespaces; needs root, iproute2 and Open MPI.
     MpiHosts,
     /// Measure in release mode; prints one JSON object per line.
@@ -76,6 +78,7 @@ fn run(task: Task) -> Result<()> {
         Task::Ci => ci::run(&shell, &root),
         Task::Tidy => tidy::run(&shell, &root),
         Task::CudaCheck { and_tests } => cuda::check::run(&shell, &root, and_tests),
+        Task::GpuCheck => cuda::gpu::run(&shell, &root),
         Task::MpiHosts => mpi_hosts::run(&shell, &root),
         Task::Bench { suite, arguments } => bench::run(&shell, suite, &arguments),
     }

@@ -43,7 +43,7 @@ fn a_gpu_where_the_cpu_is_asked_for_is_a_contradiction() {
 
 #[test]
 fn a_gpu_that_cannot_be_had_is_one_clear_error() {
-    if cfg!(feature = "cuda") && std::path::Path::new("/dev/nvidiactl").exists() {
+    if has_driver() {
         println!("skipped: this machine has a driver");
         return;
     }
@@ -62,6 +62,30 @@ fn a_gpu_that_cannot_be_had_is_one_clear_error() {
         .device(DeviceRequest::Gpu(0))
         .build_with(|_| None);
     assert_eq!(built.err().map(|error| error.to_string()), Some(message));
+}
+
+fn has_driver() -> bool {
+    cfg!(feature = "cuda") && std::path::Path::new("/dev/nvidiactl").exists()
+}
+
+#[test]
+fn a_gpu_that_is_there_computes_and_another_number_is_refused() {
+    if !has_driver() {
+        println!("skipped: this build or machine has no GPU");
+        return;
+    }
+    let device = DeviceRequest::Gpu(0).open(&World::single()).unwrap();
+    let values = candle_core::Tensor::arange(0f32, 6.0, &device)
+        .unwrap()
+        .reshape((2, 3))
+        .unwrap();
+    let product = values.matmul(&values.t().unwrap()).unwrap();
+    assert_eq!(product.to_vec2::<f32>().unwrap(), [[5.0, 14.0], [14.0, 50.0]]);
+    let message = DeviceRequest::Gpu(1000).open(&World::single()).unwrap_err().to_string();
+    assert!(
+        message.starts_with("device cuda:1000 requested, but this process may use "),
+        "{message}"
+    );
 }
 
 #[test]

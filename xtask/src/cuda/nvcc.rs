@@ -1,7 +1,8 @@
 //! A stand-in for `nvcc`: this very program, when it is called by that name.
 //!
-//! It answers what the build script of candle's kernels asks, in that crate's folder. PTX files come out empty. The library
-//! of kernels that are linked in, not loaded, gets functions that end the program with their name.
+//! It answers what the build script of candle's kernels asks, in that crate's folder. PTX files come out empty, unless the
+//! real compiler lies beside it. The library of kernels that are linked in, not loaded (of quantised models and mixtures of
+//! experts), gets functions that end the program with their name.
 
 use std::ffi::OsString;
 use std::fs;
@@ -9,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use xshell::{Shell, cmd};
+
+use super::toolkit::COMPILER;
 
 /// Where candle's kernels declare the functions that they link.
 const DECLARATIONS: &str = "src/ffi.rs";
@@ -18,12 +21,18 @@ pub(crate) fn is_called(name: Option<&OsString>) -> bool {
     name.is_some_and(|name| Path::new(name).file_name().is_some_and(|name| name == "nvcc"))
 }
 
-/// Does what `nvcc` is asked to do, without compiling anything.
+/// Does what `nvcc` is asked to do; compiles only what the real one compiles.
 ///
 /// # Errors
 /// When asked for something that no build script is known to ask for, or a file cannot be written.
 pub(crate) fn run(words: &[OsString]) -> Result<()> {
+    let this = std::env::current_exe().context("finding this program's own file")?;
+    let compiler = this.with_file_name(COMPILER);
     match Request::of(words)? {
+        Request::Version | Request::Ptx(_) if compiler.exists() => {
+            let shell = Shell::new()?;
+            cmd!(shell, "{compiler} {words...}").quiet().run()?;
+        }
         Request::Version => {
             println!("Cuda compilation tools, release 13.0, V13.0.88 (a stand-in that compiles nothing)");
         }

@@ -33,6 +33,18 @@ const VERSION: &str = "13000";
 /// Compute capability 9.0: H100 and H200.
 const COMPUTE_CAPABILITY: &str = "90";
 
+/// `nvcc` and what it needs. PTX of a newer one would be refused by drivers of CUDA 13.0.
+const WHEELS: [&str; 5] = [
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-cccl==13.0.85",
+    "nvidia-cuda-runtime==13.0.96",
+];
+
+/// The name of the real compiler beside the stand-in.
+pub(super) const COMPILER: &str = "nvcc.real";
+
 /// A toolkit that was laid into a folder.
 #[derive(Debug)]
 pub(super) struct Toolkit {
@@ -66,6 +78,36 @@ impl Toolkit {
     /// On another platform, or without gcc.
     pub(super) fn lay_stand_in(shell: &Shell, home: &Path) -> Result<Self> {
         Self::can_be_laid(shell)?;
+        Self::complete(shell, home)
+    }
+
+    /// Lays a compiler from Python wheels, which the stand-in calls for kernels that models of floating-point numbers need.
+    ///
+    /// # Errors
+    /// As [`Toolkit::lay_stand_in`]; without python3 and pip, or when pip cannot get the wheels.
+    pub(super) fn lay_compiler(shell: &Shell, home: &Path) -> Result<Self> {
+        Self::can_be_laid(shell)?;
+        let compiler = home.join("bin").join(COMPILER);
+        if !compiler.exists() {
+            let wheels = home.with_extension("wheels");
+            let options = "--quiet --disable-pip-version-check --no-deps --no-compile --only-binary=:all:".split(' ');
+            let install = cmd!(
+                shell,
+                "python3 -m pip install {options...} --target {wheels} {WHEELS...}"
+            );
+            let installed = install.quiet().run();
+            installed.context("getting NVIDIA's wheels; python3 with pip and a package index are needed")?;
+            shell.remove_path(home)?;
+            let unpacked = wheels.join("nvidia/cu13");
+            std::fs::rename(&unpacked, home).with_context(|| format!("moving {}", unpacked.display()))?;
+            std::fs::rename(home.join("bin/nvcc"), &compiler).context("setting nvcc aside")?;
+            shell.remove_path(wheels)?;
+        }
+        Self::complete(shell, home)
+    }
+
+    /// Adds the stand-in for `nvcc`, and empty libraries.
+    fn complete(shell: &Shell, home: &Path) -> Result<Self> {
         let (programs, libraries) = (home.join("bin"), home.join("lib/stubs"));
         for folder in [&programs, &libraries, &home.join("include")] {
             shell.create_dir(folder)?;
