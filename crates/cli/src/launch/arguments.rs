@@ -41,6 +41,7 @@ it), or 128 + N when signal N stopped the launcher. 2 for a wrong command line, 
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
+    allow_negative_numbers = true,
     override_usage = "sconce launch [OPTIONS] PROGRAM [--] [ARGS]...\n       \
                       sconce launch [OPTIONS] --example NAME [--] [ARGS]...\n       \
                       sconce launch [OPTIONS] --bin NAME [--] [ARGS]...",
