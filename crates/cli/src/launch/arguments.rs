@@ -387,6 +387,14 @@ mod tests {
     }
 
     #[test]
+    fn a_negative_number_is_a_bad_value_not_an_unknown_flag() {
+        for words in [["-n", "-2", "train"], ["--fsdp_min_num_params", "-5", "train"]] {
+            let error = parse(&words).unwrap_err().to_string();
+            assert!(error.contains(&format!("invalid value '{}'", words[1])), "{error}");
+        }
+    }
+
+    #[test]
     fn only_the_separator_right_after_the_program_is_dropped() {
         let expected = (program("train"), ["a", "--", "b"].map(OsString::from).to_vec());
         assert_eq!(program_and_arguments(&["train", "--", "a", "--", "b"]), expected);

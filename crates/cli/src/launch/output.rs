@@ -221,11 +221,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_twenty_lines_are_kept_and_progress_bars_are_not() {
+    fn the_last_twenty_lines_are_kept_and_progress_bars_and_stack_frames_are_not() {
         let mut last_lines = LastLines::default();
         for number in 0..30 {
             last_lines.keep(format!("line {number}\n").as_bytes());
             last_lines.keep(b"50%\r");
+            last_lines.keep(b"  12: core::panicking::panic_fmt\n");
+            last_lines.keep(b"             at ./tests/core/main.rs:59:100\n");
         }
         let expected: Vec<_> = (10..30).map(|number| format!("line {number}")).collect();
         assert_eq!(last_lines.iter().collect::<Vec<_>>(), expected);
