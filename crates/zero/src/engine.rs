@@ -17,7 +17,7 @@ use crate::units::Units;
 use crate::var_builder::ManagedBackend;
 use crate::{
     DiskOptions, EngineOptions, Error, LocalTensor, LossScaleState, MemoryReport, Norm, OptimizerRule, ParameterInfo,
-    ParameterSet, Result, ShardingStrategy, Stepped, Tier, Weights,
+    ParameterSet, Residence, Result, ShardingStrategy, Stepped, Tier, Weights,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;

@@ -239,13 +239,13 @@ impl Parameters {
             is_recomputed: self.recomputed.chooses(&candidate),
             dtype: parameters.first().map(|number| all[*number].tensor.dtype()),
         };
+        let parameters = parameters.clone();
         registered.units[number].is_recomputed = part.is_recomputed;
         if part.is_unit {
             registered.units[number].is_chosen = true;
             registered.lay_out(number, shares, (self.rank, self.world))?;
             return Ok(part);
         }
-        let parameters = parameters.clone();
         match registered.open.last_mut() {
             Some(outer) => {
                 outer.shares.extend(shares);

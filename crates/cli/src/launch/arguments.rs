@@ -388,7 +388,7 @@ mod tests {
 
     #[test]
     fn a_negative_number_is_a_bad_value_not_an_unknown_flag() {
-        for words in [["-n", "-2", "train"], ["--fsdp_min_num_params", "-5", "train"]] {
+        for words in [["-n", "-2", "train"], ["--num_cpu_threads_per_process", "-5", "train"]] {
             let error = parse(&words).unwrap_err().to_string();
             assert!(error.contains(&format!("invalid value '{}'", words[1])), "{error}");
         }
