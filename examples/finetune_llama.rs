@@ -243,6 +243,7 @@ fn train(arguments: &Arguments, acc: &dyn Accelerator, run: Run) -> Result<Model
         total_steps: steps,
     };
     let (mut optimizer, mut loader, mut scheduler) = acc.prepare(rules, loader, schedule)?;
+    report::tell_of_model(acc);
     let mut log = Log::new(acc, metrics, steps, arguments.logging_steps, tokens);
 
     let (mut step, mut losses) = (0, Vec::new());

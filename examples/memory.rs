@@ -87,6 +87,7 @@ fn run(arguments: &Arguments, acc: &dyn Accelerator) -> Result<()> {
     let tokens = Tensor::from_vec(tokens, (rows, arguments.sequence), &Device::Cpu)?;
     let data = TensorDataset::new(vec![tokens])?;
     let (mut optimizer, mut loader, _) = acc.prepare(AdamW::default(), DataLoader::new(data, 1), ConstantSchedule)?;
+    report::tell_of_model(acc);
     let volume = || acc.traffic().iter().map(Traffic::volume).sum::<u64>();
     let mut moved = 0;
     for batch in &mut loader {

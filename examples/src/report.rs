@@ -28,11 +28,7 @@ pub fn run(
 ) -> ExitCode {
     let (accelerator, outcome) = match accelerator {
         Ok(accelerator) => {
-            if accelerator.is_main_process() {
-                for notice in accelerator.settings().notices(accelerator.device()) {
-                    eprintln!("note: {notice}");
-                }
-            }
+            tell(&*accelerator, &accelerator.settings().notices(accelerator.device()));
             let outcome = program(&*accelerator);
             (Some(accelerator), outcome)
         }
@@ -56,6 +52,17 @@ pub fn run(
         let _ = accelerator.wait_for_everyone();
     }
     ExitCode::FAILURE
+}
+
+/// Prints what is to be told of a model that has been prepared.
+pub fn tell_of_model(accelerator: &dyn Accelerator) {
+    tell(accelerator, &accelerator.engine().notices());
+}
+
+fn tell(accelerator: &dyn Accelerator, notices: &[String]) {
+    if accelerator.is_main_process() {
+        notices.iter().for_each(|notice| eprintln!("note: {notice}"));
+    }
 }
 
 /// Prints what rank 0 holds of the training state, and what it has moved in `steps` optimizer steps.

@@ -8,7 +8,7 @@ use crate::{Error, Optimizer, Result, RunSettings};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
-use sconce_zero::{CandleOptimizer, LocalTensor, MemoryReport, OptimizerRule, Weights};
+use sconce_zero::{CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, Weights};
 use std::sync::Arc;
 
 /// One rank's entry to distributed training of one model.
@@ -76,6 +76,18 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
     /// `max_norm` not above 0, or another than was decided for the run ([`Clipping`](crate::Clipping)), or the last
     /// backward failed.
     fn clip_grad_norm(&self, max_norm: f64) -> Result<Option<f64>>;
+
+    /// Returns what manages the parameters: for reading and editing them while they are whole ([`Engine::read`],
+    /// [`Engine::edit`]), other norms, clipping by value.
+    fn engine(&self) -> &Arc<Engine>;
+
+    /// Returns what a user should be told, each in one line: settings that do nothing here, and, once the model is prepared,
+    /// what is asked for and not done with it. They are also logged through `tracing`, on rank 0.
+    fn notices(&self) -> Vec<String> {
+        let mut notices = self.settings().notices(self.device());
+        notices.extend(self.engine().notices());
+        notices
+    }
 
     /// Returns what this rank has moved in all groups of ranks that training uses, by kind of operation.
     fn traffic(&self) -> Vec<Traffic>;

@@ -26,13 +26,11 @@ pub enum Error {
         list: Vec<String>,
     },
     /// Training state is asked to be sharded in two ways.
-    #[error(
-        "{first} and {second} exclude each other: state is sharded as FSDP or as DeepSpeed says; leave out one of the two"
-    )]
+    #[error("{first} and {second} exclude each other: state is sharded in one way only; leave out one of the two")]
     Exclusive {
         /// Who asks for FSDP: an environment variable, or a method of the builder.
         first: &'static str,
-        /// Who asks for DeepSpeed.
+        /// Who asks for something else.
         second: &'static str,
     },
     /// The device that was asked for cannot be had.

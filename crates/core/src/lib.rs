@@ -58,8 +58,8 @@ pub use sconce_fsdp::{
     ReshardAfterForward, StateDictType, WrapPolicy,
 };
 pub use sconce_zero::{
-    Adagrad, Adam, AdamW, BackoffScaling, CandleOptimizer, DataParallel, DiskOptions, Gathering, HysteresisScaling,
-    Lion, LocalTensor, LossScaling, MemoryReport, Offloaded, OptimizerRule, ParameterGroups, ParameterInfo,
-    ParameterSet, Placement, RandomState, Residence, Sgd, ShardingStrategy, Tensors, Tier, Unit, UnitCandidate,
-    UnitPolicy, WeightFiles, Weights, ZeroStage, unit, unit_of_class,
+    Adagrad, Adam, AdamW, BackoffScaling, CandleOptimizer, DataParallel, DiskOptions, Engine, EngineOptions, Gathered,
+    Gathering, HysteresisScaling, Lion, LocalTensor, LossScaling, MemoryReport, Offloaded, OptimizerRule,
+    ParameterGroups, ParameterInfo, ParameterSet, Placement, RandomState, Residence, Sgd, ShardingStrategy, Tensors,
+    Tier, Unit, UnitCandidate, UnitPolicy, WeightFiles, Weights, ZeroStage, unit, unit_of_class,
 };

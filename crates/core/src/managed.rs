@@ -56,6 +56,16 @@ impl ManagedAccelerator {
         }
     }
 
+    /// Logs what may surprise, once for all ranks.
+    fn tell(&self) {
+        if self.world.is_main() {
+            self.engine
+                .notices()
+                .iter()
+                .for_each(|notice| tracing::warn!("{notice}"));
+        }
+    }
+
     fn optimizer(&self, learning_rate: f64) -> Optimizer {
         Optimizer::new(
             Arc::clone(&self.engine),
@@ -105,12 +115,14 @@ impl Accelerator for ManagedAccelerator {
         self.check_classes()?;
         let learning_rate = rule.base_learning_rate();
         self.engine.set_optimizer(rule)?;
+        self.tell();
         Ok(self.optimizer(learning_rate))
     }
 
     fn prepare_candle_optimizer(&self, optimizer: CandleOptimizer) -> Result<Optimizer> {
         self.check_classes()?;
         let learning_rate = self.engine.set_candle_optimizer(optimizer)?;
+        self.tell();
         Ok(self.optimizer(learning_rate))
     }
 
@@ -138,6 +150,10 @@ impl Accelerator for ManagedAccelerator {
         let norm = self.engine.clip_grad_norm(max_norm)?;
         self.clipping.note();
         Ok(Some(norm))
+    }
+
+    fn engine(&self) -> &Arc<Engine> {
+        &self.engine
     }
 
     fn traffic(&self) -> Vec<Traffic> {

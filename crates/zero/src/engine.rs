@@ -17,7 +17,7 @@ use crate::units::Units;
 use crate::var_builder::ManagedBackend;
 use crate::{
     DiskOptions, EngineOptions, Error, LocalTensor, LossScaleState, MemoryReport, Norm, OptimizerRule, ParameterInfo,
-    ParameterSet, Result, ShardingStrategy, Stepped, Tier, Weights,
+    ParameterSet, Residence, Result, ShardingStrategy, Stepped, Tier, Weights,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
@@ -275,6 +275,33 @@ impl Engine {
     fn numbers_of(&self, which: &ParameterSet, parameters: &[Parameter]) -> Vec<usize> {
         let contained = |number: &usize| which.contains(&parameters[*number].info);
         (0..parameters.len()).filter(contained).collect()
+    }
+
+    /// Returns what may surprise about a model that has been built: that nothing is sharded or computed again although it
+    /// was asked for. Each is one line.
+    pub fn notices(&self) -> Vec<String> {
+        let (parts, shards) = self.parameters.units();
+        let parameters = self.parameters.all();
+        let mut elements = parts.iter().map(|part| -> usize {
+            let own = part.parameters.iter();
+            own.map(|number| parameters[*number].info.elements()).sum()
+        });
+        let why = match elements.clone().max() {
+            None => "the model declares no parts: build its blocks with unit or unit_of_class".to_owned(),
+            Some(largest) => format!(
+                "the policy chooses none of the {} parts that the model declares, of which the largest has {largest} elements",
+                elements.by_ref().count()
+            ),
+        };
+        let is_to_be_sharded = |p: &Parameter| self.strategy.place(&p.info).parameter == Residence::Sharded;
+        let mut notices = Vec::new();
+        if shards.is_empty() && parameters.iter().any(is_to_be_sharded) {
+            notices.push(format!("no parameter is sharded, all are whole on every rank: {why}"));
+        }
+        if self.parameters.may_recompute() && !parts.iter().any(|part| part.is_recomputed) {
+            notices.push(format!("nothing computes again in the backward: {why}"));
+        }
+        notices
     }
 
     /// Returns the classes that the model's parts were declared with ([`unit_of_class`](crate::unit_of_class)), sorted,

@@ -10,7 +10,8 @@ pub struct EngineOptions {
     /// Where state lives.
     pub strategy: Box<dyn ShardingStrategy>,
     /// How many ranks shard together: ranks `0..n`, `n..2n` and so on, each group a replica of the others. `None` is all
-    /// ranks. What is replicated is so over all ranks in any case.
+    /// ranks. What a strategy does not shard is the same on all ranks, whatever the groups, and its gradients are reduced
+    /// over all of them at once.
     pub shard_group: Option<usize>,
     /// Parameters that are not trained: they get no gradient and no optimizer state, but are sharded and saved as others.
     pub frozen: ParameterSet,
@@ -79,10 +80,10 @@ pub struct Gathering {
     pub prefetch_units: usize,
     /// Whether units are gathered ahead of their forward: FSDP's `forward_prefetch`.
     pub forward_prefetch: bool,
-    /// When units are gathered ahead of their backward.
+    /// When units are gathered ahead of their backward: [`BackwardPrefetch::Pre`] by default.
     pub backward_prefetch: BackwardPrefetch,
-    /// Whether a unit's parameters go after its forward, to be gathered again for its backward. Those that stay go after the
-    /// backward, before values change, or when units run in another order than in the step before.
+    /// Whether a unit's parameters go after its forward, to be gathered again for its backward. Those that stay go after
+    /// their unit's backward, and before values change at the latest.
     pub reshard_after_forward: bool,
 }
 

@@ -28,6 +28,11 @@ impl ParameterSet {
         Self::default()
     }
 
+    /// Returns the set of all parameters.
+    pub fn all() -> Self {
+        Self::matching(|_| true)
+    }
+
     /// Returns the set of all parameters for which `rule` holds.
     pub fn matching(rule: impl Fn(&ParameterInfo) -> bool + Send + Sync + 'static) -> Self {
         Self {

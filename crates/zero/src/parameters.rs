@@ -65,6 +65,8 @@ pub(crate) struct UnitOfParameters {
     pub(crate) outer: Option<usize>,
     /// Set at its end; the parameters of a part that is no unit belong to the part around it, too.
     pub(crate) is_chosen: bool,
+    /// Set at its end.
+    pub(crate) is_recomputed: bool,
 }
 
 /// Who takes what happens in a backward.
@@ -200,6 +202,7 @@ impl Parameters {
             parameters: Vec::new(),
             outer,
             is_chosen: false,
+            is_recomputed: false,
         });
         registered.open.push(OpenPart {
             number,
@@ -236,12 +239,13 @@ impl Parameters {
             is_recomputed: self.recomputed.chooses(&candidate),
             dtype: parameters.first().map(|number| all[*number].tensor.dtype()),
         };
+        let parameters = parameters.clone();
+        registered.units[number].is_recomputed = part.is_recomputed;
         if part.is_unit {
             registered.units[number].is_chosen = true;
             registered.lay_out(number, shares, (self.rank, self.world))?;
             return Ok(part);
         }
-        let parameters = parameters.clone();
         match registered.open.last_mut() {
             Some(outer) => {
                 outer.shares.extend(shares);

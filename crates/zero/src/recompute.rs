@@ -23,6 +23,7 @@ use crate::unit::{Tensors, has_gradient};
 use crate::units::Units;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Device, Layout, Result, Shape, Storage, Tensor, TensorId, Var};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Computes the results from the inputs, each of which is replaced first.
@@ -32,17 +33,35 @@ type Replace<'a> = dyn FnMut(Tensor) -> Result<Tensor> + 'a;
 /// The runs that live in graphs: which part each is of, by the tensor at the end of its chain.
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
-    parts: Mutex<HashMap<TensorId, usize>>,
+    /// Part and number of each.
+    runs: Mutex<HashMap<TensorId, (usize, u64)>>,
+    /// How many there have been.
+    count: AtomicU64,
 }
 
 impl Runs {
     /// Returns the part of the run whose chain ends at a tensor.
     pub(crate) fn part(&self, end: TensorId) -> Option<usize> {
-        self.lock().get(&end).copied()
+        self.lock().get(&end).map(|(part, _)| *part)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<TensorId, usize>> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns how many runs there have been: the number of the next one.
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Relaxed)
+    }
+
+    /// Says whether a tensor is the end of a chain of a run with a smaller number.
+    pub(crate) fn is_before(&self, end: TensorId, number: u64) -> bool {
+        self.lock().get(&end).is_some_and(|run| run.1 < number)
+    }
+
+    fn insert(&self, end: TensorId, part: usize) {
+        let number = self.count.fetch_add(1, Relaxed);
+        self.lock().insert(end, (part, number));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<TensorId, (usize, u64)>> {
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -131,7 +150,7 @@ impl Run {
             end = end.apply_op2(input, Link { run: run(), number })?;
         }
         self.end.get_or_init(|| end.id());
-        self.units.runs().lock().insert(end.id(), self.part);
+        self.units.runs().insert(end.id(), self.part);
         Ok(end)
     }
 
@@ -162,6 +181,7 @@ impl Run {
     /// Computes the part again and returns the gradients of its inputs; its parameters get theirs.
     fn differentiate(&self, gradients: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>> {
         self.units.enter_again(self.part)?;
+        let first = self.units.runs().count();
         let (mut number, mut leaves) = (0, Vec::new());
         let results = (self.again)(&mut |input| {
             number += 1;
@@ -198,6 +218,13 @@ impl Run {
             self.units.leave_again(self.part)?;
             return leaves.iter().map(|leaf| leaf.zeros_like().map(Some)).collect();
         };
+        if !self.units.is_closed(self.part, &root, first) {
+            candle_core::bail!(
+                "part {:?} computes with a tensor that has a gradient and is none of its inputs: the forward given to \
+                 Unit::run has captured it; let it come in as one of the inputs",
+                self.units.name(self.part)
+            );
+        }
         self.units.expect_of(self.part, &root)?;
         let found = root.backward()?;
         self.units.leave_again(self.part)?;

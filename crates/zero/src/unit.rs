@@ -25,7 +25,8 @@ pub(crate) fn answer(units: &Arc<Units>) {
 
 /// Builds a part of a model as a unit: when its parameters are sharded, they are gathered while it computes.
 ///
-/// What [`EngineOptions::units`](crate::EngineOptions::units) does not choose is no unit: its parameters belong to the unit
+/// A unit's sharded parameters are whole only then, so a model needs memory for one block's, not for all of them. What
+/// [`EngineOptions::units`](crate::EngineOptions::units) does not choose is no unit: its parameters belong to the unit
 /// around it, or are whole on every rank where there is none.
 ///
 /// `build` gets `vb.pp(name)` and makes the part from it. Units may lie within each other; a parameter belongs to the
@@ -90,7 +91,8 @@ pub fn unit_of_class<M>(
     Ok(Unit { module, place })
 }
 
-/// A part of a model whose parameters are there while it computes.
+/// A block of a model as [`unit`] made it: computes as the block does, and sees to it that sharded parameters are there
+/// while it does.
 #[derive(Debug)]
 pub struct Unit<M> {
     module: Arc<M>,
@@ -145,7 +147,9 @@ impl<M> Unit<M> {
     /// result. They are tensors, pairs, arrays or vectors of them; see [`Tensors`].
     ///
     /// What [`EngineOptions::recompute`](crate::EngineOptions::recompute) chooses keeps its inputs for the backward, and
-    /// nothing else: `forward` runs once more there and must come to the same result. That is why it is a function that can
+    /// nothing else: `forward` runs once more there and must come to the same result, from its inputs and the part alone.
+    /// (candle_nn's `Dropout` does not come to the same; `sconce_core::nn::Dropout` does.) A tensor with a gradient that it
+    /// captures instead is an error of the backward. That is why it is a function that can
     /// be kept and called again; [`Unit::run_once`] takes any other.
     ///
     /// # Errors
@@ -195,8 +199,8 @@ impl<M> Unit<M> {
 
     /// Gathers the part's parameters and keeps them until [`Unit::reshard`], whatever runs meanwhile; called by all ranks.
     ///
-    /// Returns at once: the gather runs behind the caller, and whatever computes with the part waits for it. Does nothing
-    /// for a part that is no unit. As long as it holds, no step can be taken.
+    /// When it returns, the parameters are there. Does nothing for a part that is no unit. As long as it holds, no step can
+    /// be taken.
     ///
     /// # Errors
     /// Failures of the group, and of an earlier gather.
@@ -218,7 +222,7 @@ impl<M> Unit<M> {
         }
     }
 
-    /// Returns the part itself. Its sharded parameters are not there: use it for what needs none.
+    /// Returns the part itself. Its sharded parameters are there only between [`Unit::unshard`] and [`Unit::reshard`].
     pub fn module(&self) -> &M {
         &self.module
     }

@@ -41,6 +41,7 @@ it), or 128 + N when signal N stopped the launcher. 2 for a wrong command line, 
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
+    allow_negative_numbers = true,
     override_usage = "sconce launch [OPTIONS] PROGRAM [--] [ARGS]...\n       \
                       sconce launch [OPTIONS] --example NAME [--] [ARGS]...\n       \
                       sconce launch [OPTIONS] --bin NAME [--] [ARGS]...",
@@ -386,6 +387,14 @@ mod tests {
         assert_eq!(parse(&words).unwrap().num_processes, 2);
         let arguments = ["--num_processes", "7", "-x", "a b"].map(OsString::from).to_vec();
         assert_eq!(program_and_arguments(&words), (program("train"), arguments));
+    }
+
+    #[test]
+    fn a_negative_number_is_a_bad_value_not_an_unknown_flag() {
+        for words in [["-n", "-2", "train"], ["--num_cpu_threads_per_process", "-5", "train"]] {
+            let error = parse(&words).unwrap_err().to_string();
+            assert!(error.contains(&format!("invalid value '{}'", words[1])), "{error}");
+        }
     }
 
     #[test]

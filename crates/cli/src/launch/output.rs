@@ -39,11 +39,23 @@ impl LastLines {
             return;
         }
         let text = String::from_utf8_lossy(&line[..line.len().min(KEPT_BYTES)]);
+        if is_stack_frame(&text) {
+            return;
+        }
         if self.0.len() == KEPT_LINES {
             self.0.pop_front();
         }
         self.0.push_back(text.trim_end().to_owned());
     }
+}
+
+/// Says whether a line belongs to a backtrace of Rust's: `  12: function` or `      at file:1:2`. The message counts, and
+/// frames would push it out.
+fn is_stack_frame(line: &str) -> bool {
+    let indented = line.starts_with("  ");
+    let line = line.trim_start();
+    let number = line.split(": ").next().unwrap_or_default();
+    indented && (line.starts_with("at ") || !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// What is known of the ranks' output once all of it has been carried.
@@ -209,11 +221,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_twenty_lines_are_kept_and_progress_bars_are_not() {
+    fn the_last_twenty_lines_are_kept_and_progress_bars_and_stack_frames_are_not() {
         let mut last_lines = LastLines::default();
         for number in 0..30 {
             last_lines.keep(format!("line {number}\n").as_bytes());
             last_lines.keep(b"50%\r");
+            last_lines.keep(b"  12: core::panicking::panic_fmt\n");
+            last_lines.keep(b"             at ./tests/core/main.rs:59:100\n");
         }
         let expected: Vec<_> = (10..30).map(|number| format!("line {number}")).collect();
         assert_eq!(last_lines.iter().collect::<Vec<_>>(), expected);

@@ -45,6 +45,7 @@ pub(super) fn read(environment: &Environment<'_>) -> Result<Option<FullyShardedO
 /// Makes the run of what code says, else the variables; `None` where nobody asks for FSDP.
 pub(super) fn resolve(
     program: &ProgramSettings,
+    strategy: Option<&str>,
     variables: Option<FullyShardedOptions>,
     has_deepspeed_variable: bool,
 ) -> Result<Option<FullySharded>> {
@@ -55,6 +56,7 @@ pub(super) fn resolve(
         (None, None) => return Ok(None),
     };
     let second = match (&program.deepspeed, has_deepspeed_variable) {
+        _ if by_code.is_some() && strategy.is_some() => Some("AcceleratorBuilder::strategy"),
         (Some(_), _) => Some("AcceleratorBuilder::deepspeed"),
         (None, true) => Some(variable::ACCELERATE_USE_DEEPSPEED),
         (None, false) => None,

@@ -37,8 +37,12 @@ impl ProgramSettings {
         lookup: &dyn Fn(&str) -> Option<String>,
     ) -> Result<RunSettings> {
         let mut variables = Variables::read(lookup)?;
-        let fully_sharded =
-            fully_sharded::resolve(self, variables.fully_sharded.take(), variables.deepspeed.is_some())?;
+        let fully_sharded = fully_sharded::resolve(
+            self,
+            strategy,
+            variables.fully_sharded.take(),
+            variables.deepspeed.is_some(),
+        )?;
         let uses_deepspeed = variables.deepspeed.is_some() || self.deepspeed.is_some();
         let named = variables
             .deepspeed
@@ -95,6 +99,13 @@ impl ProgramSettings {
         });
         let reduce_dtype = of_policy.or(in_file).unwrap_or(DType::F32);
         let mut notices = state.notices(&said);
+        if let Some(name) = strategy
+            && (fully_sharded.is_some() || uses_deepspeed)
+        {
+            notices.push(format!(
+                "the program's own sharding strategy, {name}, decides where state lives, not FSDP's or DeepSpeed's settings"
+            ));
+        }
         notices.extend(fully_sharded.iter().flat_map(|run| run.notices().iter().cloned()));
         Ok(RunSettings {
             sharding: match (strategy, &fully_sharded) {

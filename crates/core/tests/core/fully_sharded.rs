@@ -210,6 +210,20 @@ fn code_wins_over_the_environment_switch_by_switch() {
     let run = settings(&AcceleratorBuilder::default().strategy(DataParallel), &variables).unwrap();
     assert_eq!(run.sharding, Sharding::Custom("data_parallel".into()));
     assert!(run.fully_sharded.is_some());
+    let notices = run.notices(&Device::Cpu);
+    assert!(
+        notices
+            .iter()
+            .any(|notice| notice.contains("own sharding strategy, data_parallel")),
+        "{notices:?}"
+    );
+    let both = AcceleratorBuilder::default()
+        .strategy(DataParallel)
+        .fully_sharded(FullyShardedOptions::default());
+    assert_refused(
+        settings(&both, &[]),
+        &["AcceleratorBuilder::fully_sharded and AcceleratorBuilder::strategy exclude"],
+    );
 }
 
 #[test]

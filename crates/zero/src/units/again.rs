@@ -68,6 +68,20 @@ impl Units {
             .try_for_each(|parameter| self.gradient_came(parameter))
     }
 
+    /// Says whether the graph of a part that was computed again reaches its own parameters only, and no run older than
+    /// number `first`.
+    pub(crate) fn is_closed(&self, part: usize, root: &Tensor, first: u64) -> bool {
+        let numbers = self.numbers.get_or_init(|| self.parameters.numbers());
+        let state = self.lock();
+        let trained = &state.units[part].trained;
+        root.sorted_nodes()
+            .into_iter()
+            .all(|node| match numbers.get(&node.id()) {
+                Some(parameter) => trained.contains(parameter),
+                None => !self.runs.is_before(node.id(), first),
+            })
+    }
+
     /// Returns a part's name.
     pub(crate) fn name(&self, part: usize) -> String {
         let (parts, _) = self.parameters.units();

@@ -29,14 +29,15 @@ impl Units {
         outcome
     }
 
-    /// Keeps a unit's parameters present, from now on or when their gather has ended; called by all ranks.
+    /// Makes a unit's parameters present and keeps them; called by all ranks.
     pub(crate) fn hold(&self, unit: usize) -> Result<()> {
         let mut state = self.ready()?;
         let state = &mut *state;
         if !std::mem::replace(&mut state.units[unit].is_held, true) {
             state.use_shards(unit);
             let shards = state.units[unit].shards.clone();
-            shards.into_iter().try_for_each(|shard| self.start(state, shard))?;
+            shards.iter().try_for_each(|shard| self.start(state, *shard))?;
+            shards.iter().try_for_each(|shard| state.wait(*shard))?;
         }
         Ok(())
     }

@@ -224,6 +224,45 @@ fn what_fails_only_in_the_second_run_ends_the_backward_on_every_rank_with_its_wo
 }
 
 #[test]
+fn what_is_asked_for_and_not_done_is_told() {
+    let with = |units: UnitPolicy, recompute: UnitPolicy, declares: bool| {
+        let options = EngineOptions {
+            units,
+            ..options(SHARDED, recompute)
+        };
+        let engine = engine(&sconce_collectives::single(), options);
+        let vb = builder(&engine);
+        if declares {
+            unit(vb, "layer", |vb| linear(WIDTH, WIDTH, vb)).unwrap();
+        } else {
+            linear(WIDTH, WIDTH, vb.pp("layer")).unwrap();
+        }
+        engine.set_optimizer(sgd()).unwrap();
+        engine.notices()
+    };
+    let (all, none) = (UnitPolicy::all, UnitPolicy::none);
+    assert_eq!(with(all(), all(), true), [""; 0]);
+    let large = || UnitPolicy::matching(|part| part.elements > 56);
+    for (notices, parts) in [
+        (
+            with(none(), none(), true),
+            vec!["no parameter is sharded, all are whole on every rank: the policy"],
+        ),
+        (
+            with(large(), large(), true),
+            vec!["none of the 1 parts", "has 56 elements"],
+        ),
+        (
+            with(all(), all(), false),
+            vec!["no parameter is sharded", "nothing computes again", "declares no parts"],
+        ),
+    ] {
+        let text = notices.join("; ");
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    }
+}
+
+#[test]
 fn a_part_that_comes_to_other_results_the_second_time_is_named() {
     let engine = engine(&sconce_collectives::single(), options(SHARDED, UnitPolicy::all()));
     let layer = unit(builder(&engine), "fickle", |vb| linear(WIDTH, WIDTH, vb)).unwrap();
@@ -240,6 +279,30 @@ fn a_part_that_comes_to_other_results_the_second_time_is_named() {
         error.to_string().contains("\"fickle\" came to other results"),
         "{error}"
     );
+}
+
+#[test]
+fn a_tensor_that_a_forward_has_captured_is_an_error_that_names_the_part() {
+    for strategy in [
+        options(SHARDED, UnitPolicy::all()),
+        options(DataParallel, UnitPolicy::all()),
+    ] {
+        let engine = engine(&sconce_collectives::single(), strategy);
+        let vb = builder(&engine);
+        let [first, second] =
+            ["first", "second"].map(|name| unit(vb.clone(), name, |vb| linear(WIDTH, WIDTH, vb)).unwrap());
+        let outside = weight(&vb, WIDTH, "outside").unwrap();
+        engine.set_optimizer(sgd()).unwrap();
+        let hidden = first.forward(&rows(0, 0)).unwrap();
+        for captured in [hidden.clone(), outside] {
+            let output = second.run(hidden.clone(), move |layer, hidden| {
+                layer.forward(&hidden)?.broadcast_add(&captured)
+            });
+            let loss = mean_square(&output.unwrap()).unwrap();
+            let error = loss.backward().unwrap_err().to_string();
+            assert!(error.contains("\"second\" computes with a tensor"), "{error}");
+        }
+    }
 }
 
 #[test]

@@ -308,9 +308,12 @@ fn a_unit_that_is_unsharded_by_hand_stays_so_until_it_is_resharded() {
             let one = ((WIDTH * WIDTH + WIDTH) * size_of::<f32>()) as u64;
             let output = || layers[0].forward(&rows(0, 0)).unwrap();
             let expected = flat(&output());
+            let weight = || flat(layers[0].module().weight());
+            assert!(weight()[0].is_nan());
             for _ in 0..2 {
                 layers[0].unshard().unwrap();
             }
+            assert!(weight().iter().all(|value| value.is_finite() && *value != 0.0));
             assert_eq!(engine.memory().gathered, one);
             assert_eq!(flat(&output()), expected);
             assert_eq!(engine.memory().gathered, one);
