@@ -91,7 +91,7 @@ pub fn unit_of_class<M>(
     Ok(Unit { module, place })
 }
 
-/// A block of a model as [`unit`] made it: computes as the block does, and sees to it that sharded parameters are there
+/// A block of a model as [`unit()`] made it: computes as the block does, and sees to it that sharded parameters are there
 /// while it does.
 #[derive(Debug)]
 pub struct Unit<M> {
