@@ -115,8 +115,8 @@ impl Toolkit {
         let nvcc = programs.join("nvcc");
         // Never written in place: an older one may be running.
         shell.remove_path(&nvcc)?;
-        let this = std::env::current_exe().context("finding this program's own file")?;
-        shell.copy_file(this, &nvcc)?;
+        // Not by its name: cargo may have replaced the file since this program was started.
+        shell.copy_file("/proc/self/exe", &nvcc)?;
         for (name, number) in LIBRARIES {
             let (file, soname) = (
                 libraries.join(format!("lib{name}.so")),
