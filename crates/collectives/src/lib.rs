@@ -41,6 +41,7 @@ mod options;
 mod parts;
 mod pending;
 mod private;
+mod queued;
 mod reduce_op;
 mod reduction;
 pub mod shm;

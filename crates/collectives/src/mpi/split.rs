@@ -1,6 +1,6 @@
 //! Making sub-groups, each with an MPI communicator of its own.
 
-use super::communicator::MpiCommunicator;
+use super::communicator::communicator;
 use super::group::Group;
 use super::library::Channel;
 use super::waiting::Patience;
@@ -25,7 +25,7 @@ impl Share {
         if self.size == 1 {
             return single();
         }
-        Arc::new(MpiCommunicator::new(Group::new(
+        communicator(Group::new(
             self.name,
             self.rank,
             self.size,
@@ -33,7 +33,7 @@ impl Share {
             parent.library,
             self.channel,
             options.clone(),
-        )))
+        ))
     }
 }
 

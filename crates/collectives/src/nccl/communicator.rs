@@ -2,75 +2,20 @@
 
 use super::group::Group;
 use crate::collective::{Kind, Signature};
-use crate::worker::Worker;
+use crate::queued::{Behind, Queued};
 use crate::{Buffer, Collective, Communicator, Job, Result, Traffic, single};
 use std::sync::Arc;
 
 /// A group of ranks with a GPU each, seen by one of them.
 #[derive(Debug)]
-pub(super) struct NcclCommunicator {
-    group: Arc<Behind>,
-    worker: Worker,
+struct NcclGroup(Group);
+
+/// Makes the communicator of a group.
+pub(super) fn communicator(group: Group) -> Arc<dyn Communicator> {
+    Arc::new(Queued::new(Arc::new(NcclGroup(group))))
 }
 
-/// The same group as jobs see it: already behind everything that was started before.
-#[derive(Debug)]
-struct Behind(Group);
-
-impl NcclCommunicator {
-    pub(super) fn new(group: Group) -> Self {
-        Self {
-            group: Arc::new(Behind(group)),
-            worker: Worker::default(),
-        }
-    }
-}
-
-impl Communicator for NcclCommunicator {
-    fn rank(&self) -> usize {
-        self.group.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.group.size()
-    }
-
-    fn backend(&self) -> &'static str {
-        self.group.backend()
-    }
-
-    fn execute(&self, collective: Collective<'_>) -> Result<()> {
-        self.worker.drain();
-        self.group.execute(collective)
-    }
-
-    fn start(&self, job: Job) {
-        if let Err(error) = self.worker.start(job, &self.group) {
-            // The job is dropped, so its handle reports that it did not run; peers must not wait for it.
-            self.abort(&error.to_string());
-        }
-    }
-
-    fn allocate(&self, bytes: usize) -> Result<Buffer> {
-        self.worker.drain();
-        self.group.allocate(bytes)
-    }
-
-    fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>> {
-        self.worker.drain();
-        self.group.split(color, key)
-    }
-
-    fn traffic(&self) -> Vec<Traffic> {
-        self.group.traffic()
-    }
-
-    fn abort(&self, reason: &str) {
-        self.group.abort(reason);
-    }
-}
-
-impl Communicator for Behind {
+impl Communicator for NcclGroup {
     fn rank(&self) -> usize {
         self.0.board.rank
     }
@@ -98,7 +43,7 @@ impl Communicator for Behind {
 
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>> {
         Ok(match self.0.split(color, key)? {
-            (Some(group), _) => Some(Arc::new(NcclCommunicator::new(group))),
+            (Some(group), _) => Some(communicator(group)),
             (None, is_alone) => is_alone.then(single),
         })
     }
@@ -112,13 +57,8 @@ impl Communicator for Behind {
     }
 }
 
-impl Drop for NcclCommunicator {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            // Jobs under way may wait for peers that wait for this rank: fail them first.
-            self.abort(&format!("rank {} panicked", self.group.rank()));
-        }
-        self.worker.stop();
-        self.group.0.board.leave();
+impl Behind for NcclGroup {
+    fn leave(&self) {
+        self.0.board.leave();
     }
 }

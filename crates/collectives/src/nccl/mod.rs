@@ -52,7 +52,7 @@ use crate::store::StoreClient;
 use crate::{Communicator, Error, Options, Result, World, cuda};
 use board::Board;
 use carrier::NcclCarrier;
-use communicator::NcclCommunicator;
+use communicator::communicator;
 use group::{Group, LEAST_FOR_MAKING};
 use std::sync::Arc;
 
@@ -97,5 +97,5 @@ pub fn connect(world: &World, store: &StoreClient, options: &Options) -> Result<
     let group = Group::new(board, options.clone(), move |watch| {
         Ok(Box::new(NcclCarrier::connect(id, (rank, size), gpu, watch)?))
     })?;
-    Ok(Arc::new(NcclCommunicator::new(group)))
+    Ok(communicator(group))
 }

@@ -1,7 +1,7 @@
 //! The backend without a GPU: its protocol runs over a store as it does over NCCL, and shared memory stands for NCCL.
 
 use super::board::Board;
-use super::communicator::NcclCommunicator;
+use super::communicator::communicator;
 use super::group::Group;
 use super::owner::{Carrier, Watch};
 use super::plan::Plan;
@@ -94,7 +94,7 @@ fn on_ranks(size: usize, timeout: Duration, rule: impl Fn(&dyn Communicator) + S
                 let store = StoreClient::connect(address, secret, timeout).unwrap();
                 let board = Board::new(store, "test".into(), "world".into(), (rank, size), timeout);
                 let group = Group::new(board, options.clone(), |_| Ok(Box::new(OnHost(carrier)))).unwrap();
-                rule(&NcclCommunicator::new(group));
+                rule(&*communicator(group));
             });
         }
     });

@@ -3,66 +3,57 @@
 use super::group::Group;
 use super::waiting::Patience;
 use crate::collective::{Kind, Signature};
-use crate::worker::Worker;
+use crate::queued::{Behind, Queued};
 use crate::{Buffer, Collective, Communicator, Job, Result, Traffic};
 use std::sync::Arc;
 
 /// A group of ranks on one host, seen by one of them.
 #[derive(Debug)]
-pub(super) struct ShmCommunicator {
-    group: Arc<Behind>,
-    worker: Worker,
+struct ShmGroup {
+    group: Group,
+    /// How a caller waits, who has nothing else to do.
     patience: Patience,
 }
 
-/// The same group as jobs see it: already behind everything that was started before.
-#[derive(Debug)]
-struct Behind(Group);
-
-impl ShmCommunicator {
-    pub(super) fn new(group: Group) -> Self {
-        let patience = Patience::of_caller(group.size);
-        Self {
-            group: Arc::new(Behind(group)),
-            worker: Worker::default(),
-            patience,
-        }
-    }
+/// Makes the communicator of a group.
+pub(super) fn communicator(group: Group) -> Arc<dyn Communicator> {
+    let patience = Patience::of_caller(group.size);
+    Arc::new(Queued::new(Arc::new(ShmGroup { group, patience })))
 }
 
-impl Communicator for ShmCommunicator {
+impl Communicator for ShmGroup {
     fn rank(&self) -> usize {
-        self.group.rank()
+        self.group.rank
     }
 
     fn size(&self) -> usize {
-        self.group.size()
+        self.group.size
     }
 
     fn backend(&self) -> &'static str {
-        self.group.backend()
+        "shm"
     }
 
     fn execute(&self, collective: Collective<'_>) -> Result<()> {
-        self.worker.drain();
-        self.group.0.run(collective, self.patience)
+        self.group.run(collective, Patience::behind())
     }
 
     fn start(&self, job: Job) {
-        if let Err(error) = self.worker.start(job, &self.group) {
-            // The job is dropped, so its handle reports that it did not run; peers must not wait for it.
-            self.abort(&error.to_string());
-        }
+        job(self);
     }
 
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
-        self.worker.drain();
-        self.group.allocate(bytes)
+        let signature = Signature::of_kind(Kind::Allocate, bytes as u64);
+        self.group
+            .pass(signature, Patience::behind(), |passage| passage.allocate(bytes))
     }
 
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>> {
-        self.worker.drain();
-        self.group.split(color, key)
+        let signature = Signature::of_kind(Kind::Split, 0);
+        let share = self
+            .group
+            .pass(signature, Patience::behind(), |passage| passage.split(color, key))?;
+        share.map(|share| share.attach(&self.group.options)).transpose()
     }
 
     fn traffic(&self) -> Vec<Traffic> {
@@ -74,57 +65,12 @@ impl Communicator for ShmCommunicator {
     }
 }
 
-impl Communicator for Behind {
-    fn rank(&self) -> usize {
-        self.0.rank
+impl Behind for ShmGroup {
+    fn execute_for_caller(&self, collective: Collective<'_>) -> Result<()> {
+        self.group.run(collective, self.patience)
     }
 
-    fn size(&self) -> usize {
-        self.0.size
-    }
-
-    fn backend(&self) -> &'static str {
-        "shm"
-    }
-
-    fn execute(&self, collective: Collective<'_>) -> Result<()> {
-        self.0.run(collective, Patience::behind())
-    }
-
-    fn start(&self, job: Job) {
-        job(self);
-    }
-
-    fn allocate(&self, bytes: usize) -> Result<Buffer> {
-        let signature = Signature::of_kind(Kind::Allocate, bytes as u64);
-        self.0
-            .pass(signature, Patience::behind(), |passage| passage.allocate(bytes))
-    }
-
-    fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>> {
-        let signature = Signature::of_kind(Kind::Split, 0);
-        let share = self
-            .0
-            .pass(signature, Patience::behind(), |passage| passage.split(color, key))?;
-        share.map(|share| share.attach(&self.0.options)).transpose()
-    }
-
-    fn traffic(&self) -> Vec<Traffic> {
-        self.0.traffic()
-    }
-
-    fn abort(&self, reason: &str) {
-        self.0.abort(reason);
-    }
-}
-
-impl Drop for ShmCommunicator {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            // Jobs under way may wait for peers that wait for this rank: fail them first.
-            self.abort(&format!("rank {} panicked", self.group.0.rank));
-        }
-        self.worker.stop();
-        self.group.0.leave();
+    fn leave(&self) {
+        self.group.leave();
     }
 }

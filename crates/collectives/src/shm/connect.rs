@@ -4,7 +4,7 @@
 //! rank connects, says its number and gets the segment's descriptor; the connection stays as its link to rank 0. Both
 //! sides check that the other runs under the same user.
 
-use super::communicator::ShmCommunicator;
+use super::communicator::communicator;
 use super::descriptors::{self, Links, io};
 use super::group::Group;
 use super::layout::Layout;
@@ -48,7 +48,7 @@ pub fn connect(world: &World, store: &StoreClient, options: &Options) -> Result<
         join(world, store, deadline)?
     };
     let group = Group::attach("world".into(), world.rank, world.size, segment, links, options)?;
-    Ok(Arc::new(ShmCommunicator::new(group)))
+    Ok(communicator(group))
 }
 
 fn host(world: &World, store: &StoreClient, deadline: Instant) -> Result<(OwnedFd, Links)> {

@@ -47,7 +47,7 @@ mod waiting;
 pub use connect::connect;
 
 use crate::{Communicator, Error, Options, Result, single};
-use communicator::ShmCommunicator;
+use communicator::communicator;
 use descriptors::Links;
 use group::Group;
 use layout::Layout;
@@ -98,7 +98,5 @@ fn attach(
         context: "duplicating a descriptor".into(),
         source,
     })?;
-    Ok(Arc::new(ShmCommunicator::new(Group::attach(
-        name, rank, size, file, links, options,
-    )?)))
+    Ok(communicator(Group::attach(name, rank, size, file, links, options)?))
 }

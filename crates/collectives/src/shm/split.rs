@@ -1,6 +1,6 @@
 //! Making sub-groups: rank 0 of the parent makes every segment and socket and hands them out.
 
-use super::communicator::ShmCommunicator;
+use super::communicator::communicator;
 use super::descriptors::{self, Links, io};
 use super::group::{Group, Passage};
 use super::layout::Layout;
@@ -28,7 +28,7 @@ impl Share {
             return Ok(single());
         };
         let group = Group::attach(self.name, self.rank, self.size, segment, links, options)?;
-        Ok(Arc::new(ShmCommunicator::new(group)))
+        Ok(communicator(group))
     }
 }
 
