@@ -37,6 +37,7 @@ mod flight_recorder;
 pub mod mpi;
 #[cfg(feature = "nccl")]
 pub mod nccl;
+mod operations;
 mod options;
 mod parts;
 mod pending;

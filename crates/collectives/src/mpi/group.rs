@@ -5,6 +5,7 @@ use super::notices::Notices;
 use super::waiting::Patience;
 use crate::collective::{Collective, Signature};
 use crate::flight_recorder::FlightRecorder;
+use crate::operations::dispatch;
 use crate::private::Private;
 use crate::traffic::{Traffic, TrafficCounters};
 use crate::{Buffer, Error, Options, Result};
@@ -126,7 +127,7 @@ impl Group {
     pub(super) fn run(&self, collective: Collective<'_>, patience: Patience) -> Result<()> {
         collective.check(self.rank, self.size)?;
         let signature = collective.signature(self.size);
-        self.pass(signature, patience, |passage| passage.dispatch(collective))
+        self.pass(signature, patience, |passage| dispatch(passage, collective))
     }
 
     /// Runs `work` as one recorded operation; a failure becomes the failure of the whole group.

@@ -5,10 +5,11 @@
 
 use super::group::{Passage, SMALL};
 use super::library::Requests;
-use crate::collective::{Collective, Counts, Each};
+use crate::collective::{Counts, Each};
+use crate::operations::Operations;
 use crate::parts::{Part, lines_of, parts};
 use crate::private::Private;
-use crate::{Buffer, ElementType, Elements, ReduceOp, Result};
+use crate::{Buffer, ElementType, Elements, ElementsMut, ReduceOp, Result};
 
 /// Tag of data.
 const DATA: i32 = 2;
@@ -16,115 +17,161 @@ const DATA: i32 = 2;
 /// From this many ranks on, and this many bytes, a broadcast deals the buffer out first.
 const DEAL_OUT: (usize, usize) = (3, 1 << 16);
 
-impl Passage<'_> {
-    /// Runs a checked collective.
-    pub(super) fn dispatch(&mut self, collective: Collective<'_>) -> Result<()> {
-        let (rank, size) = (self.group.rank, self.group.size);
-        match collective {
-            Collective::Barrier => self.enter(|_| nothing()).map(drop),
-            Collective::AllReduce { mut buffer, op } => {
-                let (element, private) = (buffer.element(), Private::of_mut(buffer.bytes_mut()));
-                self.all_reduce(private, element, op)
-            }
-            Collective::Reduce { mut buffer, op, root } => {
-                let (element, private) = (buffer.element(), Private::of_mut(buffer.bytes_mut()));
-                self.reduce_to(private, element, op, root)
-            }
-            Collective::ReduceScatter {
-                input,
-                mut output,
-                op,
-                counts,
-            } => {
-                let parts = parts(counts, input.element(), size);
-                let (source, target) = (Private::of(input.bytes()), Private::of_mut(output.bytes_mut()));
-                self.reduce_scatter(source, target, input.element(), op, &parts)
-            }
-            Collective::ReduceScatterInPlace { mut buffer, op, counts } => {
-                let parts = parts(counts, buffer.element(), size);
-                let (element, private) = (buffer.element(), Private::of_mut(buffer.bytes_mut()));
-                self.reduce_scatter(private, private.part(parts[rank].clone()), element, op, &parts)
-            }
-            Collective::AllGather {
-                input,
-                mut output,
-                counts,
-            } => {
-                let parts = parts(counts, input.element(), size);
-                let target = Private::of_mut(output.bytes_mut());
-                target
-                    .part(parts[rank].clone())
-                    .copy_between(&Private::of(input.bytes()));
-                self.all_gather(target, &parts)
-            }
-            Collective::AllGatherInPlace { mut buffer, counts } => {
-                let parts = parts(counts, buffer.element(), size);
-                self.all_gather(Private::of_mut(buffer.bytes_mut()), &parts)
-            }
-            Collective::AllGatherEach {
-                input, counts, each, ..
-            } => self.all_gather_each(input, counts, each),
-            Collective::Broadcast { mut buffer, root } => self.broadcast(Private::of_mut(buffer.bytes_mut()), root),
-            Collective::Gather {
-                input,
-                output,
-                counts,
-                root,
-            } => {
-                let parts = parts(counts, input.element(), size);
-                let own = Private::of(input.bytes());
-                let output = output.map(|mut output| Private::of_mut(output.bytes_mut()));
-                if let Some(output) = &output {
-                    output.part(parts[rank].clone()).copy_between(&own);
-                }
-                let to = |peer| if peer == root { own } else { nothing() };
-                let from = |peer: usize| output.map_or_else(nothing, |output| output.part(parts[peer].clone()));
-                self.exchange(longest(&parts), to, from)
-            }
-            Collective::Scatter {
-                input,
-                mut output,
-                counts,
-                root,
-            } => {
-                let parts = parts(counts, output.element(), size);
-                let own = Private::of_mut(output.bytes_mut());
-                let input = input.map(|input| Private::of(input.bytes()));
-                if let Some(input) = &input {
-                    own.copy_between(&input.part(parts[rank].clone()));
-                }
-                let to = |peer: usize| input.map_or_else(nothing, |input| input.part(parts[peer].clone()));
-                let from = |peer| if peer == root { own } else { nothing() };
-                self.exchange(longest(&parts), to, from)
-            }
-            Collective::AllToAll {
-                input,
-                mut output,
-                send,
-                receive,
-            } => {
-                let are_equal = matches!(send, Counts::Equal(_));
-                let (send, receive) = (
-                    parts(send, input.element(), size),
-                    parts(receive, input.element(), size),
-                );
-                let (source, target) = (Private::of(input.bytes()), Private::of_mut(output.bytes_mut()));
-                target
-                    .part(receive[rank].clone())
-                    .copy_between(&source.part(send[rank].clone()));
-                let to = |peer: usize| source.part(send[peer].clone());
-                let from = |peer: usize| target.part(receive[peer].clone());
-                if are_equal {
-                    return self.exchange(longest(&send), to, from);
-                }
-                self.enter(|_| nothing())?;
-                self.compare_lengths(&send, &receive)?;
-                self.transfer(to, from)
-            }
-            Collective::SendReceive { send, receive } => self.send_receive(send, receive),
-        }
+impl Operations for Passage<'_> {
+    fn place(&self) -> (usize, usize) {
+        (self.group.rank, self.group.size)
     }
 
+    fn barrier(&mut self) -> Result<()> {
+        self.enter(|_| nothing()).map(drop)
+    }
+
+    fn all_reduce(&mut self, buffer: Private, element: ElementType, op: ReduceOp) -> Result<()> {
+        let (rank, size) = (self.group.rank, self.group.size);
+        if buffer.len() <= SMALL {
+            let came = self.enter(|_| buffer)?;
+            self.reduce_what_came(&came, buffer, buffer, element, op);
+            return Ok(());
+        }
+        self.enter(|_| nothing())?;
+        let parts = even_parts(buffer.len(), size);
+        let own = buffer.part(parts[rank].clone());
+        self.reduce_parts(buffer, &parts, own, element, op)?;
+        self.transfer(|_| own, |peer| buffer.part(parts[peer].clone()))
+    }
+
+    fn reduce(&mut self, buffer: Private, element: ElementType, op: ReduceOp, root: usize) -> Result<()> {
+        let (rank, size) = (self.group.rank, self.group.size);
+        if buffer.len() <= SMALL {
+            let came = self.enter(|peer| if peer == root { buffer } else { nothing() })?;
+            if rank == root {
+                self.reduce_what_came(&came, buffer, buffer, element, op);
+            }
+            return Ok(());
+        }
+        self.enter(|_| nothing())?;
+        if size == 2 {
+            let mut parts = [0..0, 0..0];
+            parts[root] = buffer.whole();
+            return self.reduce_parts(buffer, &parts, buffer.part(parts[rank].clone()), element, op);
+        }
+        let parts = even_parts(buffer.len(), size);
+        let part = |peer: usize| buffer.part(parts[peer].clone());
+        if rank == root {
+            self.reduce_parts(buffer, &parts, part(rank), element, op)?;
+            return self.transfer(|_| nothing(), part);
+        }
+        let mut own = Buffer::on_heap(parts[rank].len());
+        let own = Private::of_mut(own.as_mut_slice());
+        self.reduce_parts(buffer, &parts, own, element, op)?;
+        self.transfer(|peer| if peer == root { own } else { nothing() }, |_| nothing())
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        input: Private,
+        output: Private,
+        element: ElementType,
+        op: ReduceOp,
+        parts: &[Part],
+    ) -> Result<()> {
+        if longest(parts) > SMALL {
+            self.enter(|_| nothing())?;
+            return self.reduce_parts(input, parts, output, element, op);
+        }
+        let came = self.enter(|peer| input.part(parts[peer].clone()))?;
+        let own = input.part(parts[self.group.rank].clone());
+        self.reduce_what_came(&came, own, output, element, op);
+        Ok(())
+    }
+
+    fn all_gather(&mut self, buffer: Private, parts: &[Part]) -> Result<()> {
+        let own = buffer.part(parts[self.group.rank].clone());
+        self.exchange(longest(parts), |_| own, |peer| buffer.part(parts[peer].clone()))
+    }
+
+    fn all_gather_each(&mut self, input: Elements<'_>, counts: Counts<'_>, each: Each<'_>) -> Result<()> {
+        let (rank, element) = (self.group.rank, input.element());
+        let parts = parts(counts, element, self.group.size);
+        let mut whole = Buffer::on_heap(parts.last().map_or(0, |part| part.end));
+        let bytes = whole.as_mut_slice::<u8>();
+        let (own, target) = (Private::of(input.bytes()), Private::of_mut(bytes));
+        let from = |peer: usize| target.part(parts[peer].clone());
+        self.exchange(longest(&parts), |_| own, from)?;
+        each.0(rank, input);
+        for peer in self.others() {
+            each.0(peer, Elements::of_bytes(element, &bytes[parts[peer].clone()]));
+        }
+        Ok(())
+    }
+
+    fn broadcast(&mut self, buffer: Private, root: usize) -> Result<()> {
+        let (rank, size) = (self.group.rank, self.group.size);
+        let of_root = |private: Private| if rank == root { private } else { nothing() };
+        let from_root = |private: Private, peer: usize| if peer == root { private } else { nothing() };
+        if size < DEAL_OUT.0 || buffer.len() < DEAL_OUT.1 {
+            return self.exchange(buffer.len(), |_| of_root(buffer), |peer| from_root(buffer, peer));
+        }
+        // Each rank passes on what it is dealt, so that the root sends everything once, not once to everyone.
+        let parts = even_parts(buffer.len(), size);
+        let part = |peer: usize| buffer.part(parts[peer].clone());
+        self.enter(|_| nothing())?;
+        self.transfer(|peer| of_root(part(peer)), |peer| from_root(part(rank), peer))?;
+        let to = |peer| if peer == root { nothing() } else { part(rank) };
+        let from = |peer| if rank == root { nothing() } else { part(peer) };
+        self.transfer(to, from)
+    }
+
+    fn gather(&mut self, input: Private, output: Option<Private>, parts: &[Part], root: usize) -> Result<()> {
+        if let Some(output) = &output {
+            output.part(parts[self.group.rank].clone()).copy_between(&input);
+        }
+        let to = |peer| if peer == root { input } else { nothing() };
+        let from = |peer: usize| output.map_or_else(nothing, |output| output.part(parts[peer].clone()));
+        self.exchange(longest(parts), to, from)
+    }
+
+    fn scatter(&mut self, input: Option<Private>, output: Private, parts: &[Part], root: usize) -> Result<()> {
+        if let Some(input) = &input {
+            output.copy_between(&input.part(parts[self.group.rank].clone()));
+        }
+        let to = |peer: usize| input.map_or_else(nothing, |input| input.part(parts[peer].clone()));
+        let from = |peer| if peer == root { output } else { nothing() };
+        self.exchange(longest(parts), to, from)
+    }
+
+    fn all_to_all(
+        &mut self,
+        source: Private,
+        target: Private,
+        send: &[Part],
+        receive: &[Part],
+        are_equal: bool,
+    ) -> Result<()> {
+        let rank = self.group.rank;
+        target
+            .part(receive[rank].clone())
+            .copy_between(&source.part(send[rank].clone()));
+        let to = |peer: usize| source.part(send[peer].clone());
+        let from = |peer: usize| target.part(receive[peer].clone());
+        if are_equal {
+            return self.exchange(longest(send), to, from);
+        }
+        self.enter(|_| nothing())?;
+        self.compare_lengths(send, receive)?;
+        self.transfer(to, from)
+    }
+
+    fn send_receive(
+        &mut self,
+        send: Option<(Elements<'_>, usize)>,
+        receive: Option<(ElementsMut<'_>, usize)>,
+    ) -> Result<()> {
+        self.exchange_messages(send, receive)
+    }
+}
+
+impl Passage<'_> {
     /// Sends `to(rank)` to every other rank and receives `from(rank)` from it; `largest` is no less than any of all ranks'.
     pub(super) fn exchange(
         &mut self,
@@ -181,103 +228,6 @@ impl Passage<'_> {
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let (rank, size) = (self.group.rank, self.group.size);
         (1..size).map(move |distance| (rank + distance) % size)
-    }
-
-    fn all_reduce(&mut self, buffer: Private, element: ElementType, op: ReduceOp) -> Result<()> {
-        let (rank, size) = (self.group.rank, self.group.size);
-        if buffer.len() <= SMALL {
-            let came = self.enter(|_| buffer)?;
-            self.reduce_what_came(&came, buffer, buffer, element, op);
-            return Ok(());
-        }
-        self.enter(|_| nothing())?;
-        let parts = even_parts(buffer.len(), size);
-        let own = buffer.part(parts[rank].clone());
-        self.reduce_parts(buffer, &parts, own, element, op)?;
-        self.transfer(|_| own, |peer| buffer.part(parts[peer].clone()))
-    }
-
-    fn reduce_to(&mut self, buffer: Private, element: ElementType, op: ReduceOp, root: usize) -> Result<()> {
-        let (rank, size) = (self.group.rank, self.group.size);
-        if buffer.len() <= SMALL {
-            let came = self.enter(|peer| if peer == root { buffer } else { nothing() })?;
-            if rank == root {
-                self.reduce_what_came(&came, buffer, buffer, element, op);
-            }
-            return Ok(());
-        }
-        self.enter(|_| nothing())?;
-        if size == 2 {
-            let mut parts = [0..0, 0..0];
-            parts[root] = buffer.whole();
-            return self.reduce_parts(buffer, &parts, buffer.part(parts[rank].clone()), element, op);
-        }
-        let parts = even_parts(buffer.len(), size);
-        let part = |peer: usize| buffer.part(parts[peer].clone());
-        if rank == root {
-            self.reduce_parts(buffer, &parts, part(rank), element, op)?;
-            return self.transfer(|_| nothing(), part);
-        }
-        let mut own = Buffer::on_heap(parts[rank].len());
-        let own = Private::of_mut(own.as_mut_slice());
-        self.reduce_parts(buffer, &parts, own, element, op)?;
-        self.transfer(|peer| if peer == root { own } else { nothing() }, |_| nothing())
-    }
-
-    fn reduce_scatter(
-        &mut self,
-        input: Private,
-        output: Private,
-        element: ElementType,
-        op: ReduceOp,
-        parts: &[Part],
-    ) -> Result<()> {
-        if longest(parts) > SMALL {
-            self.enter(|_| nothing())?;
-            return self.reduce_parts(input, parts, output, element, op);
-        }
-        let came = self.enter(|peer| input.part(parts[peer].clone()))?;
-        let own = input.part(parts[self.group.rank].clone());
-        self.reduce_what_came(&came, own, output, element, op);
-        Ok(())
-    }
-
-    /// Fills the other ranks' parts of `buffer`; this rank's is there already.
-    fn all_gather(&mut self, buffer: Private, parts: &[Part]) -> Result<()> {
-        let own = buffer.part(parts[self.group.rank].clone());
-        self.exchange(longest(parts), |_| own, |peer| buffer.part(parts[peer].clone()))
-    }
-
-    fn all_gather_each(&mut self, input: Elements<'_>, counts: Counts<'_>, each: Each<'_>) -> Result<()> {
-        let (rank, element) = (self.group.rank, input.element());
-        let parts = parts(counts, element, self.group.size);
-        let mut whole = Buffer::on_heap(parts.last().map_or(0, |part| part.end));
-        let bytes = whole.as_mut_slice::<u8>();
-        let (own, target) = (Private::of(input.bytes()), Private::of_mut(bytes));
-        let from = |peer: usize| target.part(parts[peer].clone());
-        self.exchange(longest(&parts), |_| own, from)?;
-        each.0(rank, input);
-        for peer in self.others() {
-            each.0(peer, Elements::of_bytes(element, &bytes[parts[peer].clone()]));
-        }
-        Ok(())
-    }
-
-    fn broadcast(&mut self, buffer: Private, root: usize) -> Result<()> {
-        let (rank, size) = (self.group.rank, self.group.size);
-        let of_root = |private: Private| if rank == root { private } else { nothing() };
-        let from_root = |private: Private, peer: usize| if peer == root { private } else { nothing() };
-        if size < DEAL_OUT.0 || buffer.len() < DEAL_OUT.1 {
-            return self.exchange(buffer.len(), |_| of_root(buffer), |peer| from_root(buffer, peer));
-        }
-        // Each rank passes on what it is dealt, so that the root sends everything once, not once to everyone.
-        let parts = even_parts(buffer.len(), size);
-        let part = |peer: usize| buffer.part(parts[peer].clone());
-        self.enter(|_| nothing())?;
-        self.transfer(|peer| of_root(part(peer)), |peer| from_root(part(rank), peer))?;
-        let to = |peer| if peer == root { nothing() } else { part(rank) };
-        let from = |peer| if rank == root { nothing() } else { part(peer) };
-        self.transfer(to, from)
     }
 
     /// Finds ranks that send other lengths than are expected of them, the same on all ranks.

@@ -51,7 +51,7 @@ struct Control {
 }
 
 impl Passage<'_> {
-    pub(super) fn send_receive(
+    pub(super) fn exchange_messages(
         &mut self,
         send: Option<(Elements<'_>, usize)>,
         receive: Option<(ElementsMut<'_>, usize)>,

@@ -9,6 +9,7 @@ use super::segment::Segment;
 use super::waiting::{Patience, announce, glance, publish, wait, wake_sleepers};
 use crate::collective::{Collective, Kind, Signature};
 use crate::flight_recorder::FlightRecorder;
+use crate::operations::dispatch;
 use crate::traffic::{Traffic, TrafficCounters};
 use crate::{Error, Options, Result};
 use std::os::fd::OwnedFd;
@@ -121,7 +122,7 @@ impl Group {
     pub(super) fn run(&self, collective: Collective<'_>, patience: Patience) -> Result<()> {
         collective.check(self.rank, self.size)?;
         let signature = collective.signature(self.size);
-        self.pass(signature, patience, |passage| passage.dispatch(collective))
+        self.pass(signature, patience, |passage| dispatch(passage, collective))
     }
 
     /// Runs `work` as one recorded operation; a failure becomes the failure of the whole group.

@@ -29,12 +29,12 @@
 mod communicator;
 mod connect;
 mod descriptors;
-mod dispatch;
 mod failure;
 mod group;
 mod in_place;
 mod layout;
 mod liveness;
+mod operations;
 mod point_to_point;
 mod private;
 mod region;

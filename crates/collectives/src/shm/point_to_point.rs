@@ -49,7 +49,7 @@ impl Transfer {
 }
 
 impl Passage<'_> {
-    pub(super) fn send_receive(
+    pub(super) fn exchange_messages(
         &mut self,
         send: Option<(Elements<'_>, usize)>,
         receive: Option<(ElementsMut<'_>, usize)>,
