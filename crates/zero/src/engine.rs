@@ -298,7 +298,7 @@ impl Engine {
         if shards.is_empty() && parameters.iter().any(is_to_be_sharded) {
             notices.push(format!("no parameter is sharded, all are whole on every rank: {why}"));
         }
-        if self.parameters.may_recompute() && !parts.iter().any(|part| part.is_recomputed) {
+        if self.parameters.may_recompute() && !parts.iter().any(|part| part.kind.is_recomputed) {
             notices.push(format!("nothing computes again in the backward: {why}"));
         }
         notices
@@ -307,7 +307,8 @@ impl Engine {
     /// Returns the classes that the model's parts were declared with ([`unit_of_class`](crate::unit_of_class)), sorted,
     /// each once.
     pub fn unit_classes(&self) -> Vec<String> {
-        let mut classes = self.parameters.classes();
+        let (parts, _) = self.parameters.units();
+        let mut classes = Vec::from_iter(parts.into_iter().map(|part| part.class));
         classes.retain(|class| !class.is_empty());
         classes.sort();
         classes.dedup();

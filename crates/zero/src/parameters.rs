@@ -30,7 +30,7 @@ pub(crate) struct Parameters {
 struct Registered {
     parameters: Vec<Parameter>,
     by_name: BTreeMap<String, usize>,
-    units: Vec<UnitOfParameters>,
+    units: Vec<DeclaredPart>,
     shards: Vec<Arc<Shard>>,
     /// Parts being built, the innermost last.
     open: Vec<OpenPart>,
@@ -45,9 +45,9 @@ struct OpenPart {
     shares: Vec<(Chunk, Initial)>,
 }
 
-/// What becomes of a part.
+/// What a part is, known when it has been built.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Part {
+pub(crate) struct PartKind {
     pub(crate) is_unit: bool,
     pub(crate) is_recomputed: bool,
     /// The dtype of its first parameter.
@@ -56,7 +56,7 @@ pub(crate) struct Part {
 
 /// A part as the model declared it; a unit if it is chosen.
 #[derive(Debug, Clone)]
-pub(crate) struct UnitOfParameters {
+pub(crate) struct DeclaredPart {
     pub(crate) name: String,
     pub(crate) class: String,
     /// The parameters asked for while it was built, those of units inside it excepted.
@@ -64,9 +64,7 @@ pub(crate) struct UnitOfParameters {
     /// The part in which it was built.
     pub(crate) outer: Option<usize>,
     /// Set at its end; the parameters of a part that is no unit belong to the part around it, too.
-    pub(crate) is_chosen: bool,
-    /// Set at its end.
-    pub(crate) is_recomputed: bool,
+    pub(crate) kind: PartKind,
 }
 
 /// Who takes what happens in a backward.
@@ -196,13 +194,12 @@ impl Parameters {
         let mut registered = self.lock();
         let number = registered.units.len();
         let outer = registered.open.last().map(|part| part.number);
-        registered.units.push(UnitOfParameters {
+        registered.units.push(DeclaredPart {
             name: name.into(),
             class: class.into(),
             parameters: Vec::new(),
             outer,
-            is_chosen: false,
-            is_recomputed: false,
+            kind: PartKind::default(),
         });
         registered.open.push(OpenPart {
             number,
@@ -213,13 +210,13 @@ impl Parameters {
 
     /// Ends the innermost part and says what it is. A unit's sharded parameters are laid out; those of another
     /// part go to the part around it, and where there is none they are whole from now on.
-    pub(crate) fn close_part(&self) -> Result<Part> {
+    pub(crate) fn close_part(&self) -> Result<PartKind> {
         let mut registered = self.lock();
         let registered = &mut *registered;
         let Some(OpenPart { number, shares }) = registered.open.pop() else {
-            return Ok(Part::default());
+            return Ok(PartKind::default());
         };
-        let UnitOfParameters {
+        let DeclaredPart {
             name,
             class,
             parameters,
@@ -234,17 +231,16 @@ impl Parameters {
         let is_in_shard = |number: &usize| matches!(all[*number].home, Home::Shard { .. });
         // With nothing around it, a part that shares a unit's parameters needs them gathered, too.
         let must_gather = registered.open.is_empty() && parameters.iter().any(is_in_shard);
-        let part = Part {
+        let kind = PartKind {
             is_unit: self.chosen.chooses(&candidate) || must_gather,
             is_recomputed: self.recomputed.chooses(&candidate),
             dtype: parameters.first().map(|number| all[*number].tensor.dtype()),
         };
         let parameters = parameters.clone();
-        registered.units[number].is_recomputed = part.is_recomputed;
-        if part.is_unit {
-            registered.units[number].is_chosen = true;
+        registered.units[number].kind = kind;
+        if kind.is_unit {
             registered.lay_out(number, shares, (self.rank, self.world))?;
-            return Ok(part);
+            return Ok(kind);
         }
         match registered.open.last_mut() {
             Some(outer) => {
@@ -255,13 +251,7 @@ impl Parameters {
                 .into_iter()
                 .try_for_each(|(chunk, initial)| registered.parameters[chunk.parameter].make_whole(&initial))?,
         }
-        Ok(part)
-    }
-
-    /// Returns the classes that parts were declared with, in order of declaration and with repetitions.
-    pub(crate) fn classes(&self) -> Vec<String> {
-        let registered = self.lock();
-        registered.units.iter().map(|unit| unit.class.clone()).collect()
+        Ok(kind)
     }
 
     /// Refuses further parameters; those there are can still be asked for. Fails while a unit is being built.
@@ -298,7 +288,7 @@ impl Parameters {
     }
 
     /// Returns the units declared so far, and all shards.
-    pub(crate) fn units(&self) -> (Vec<UnitOfParameters>, Vec<Arc<Shard>>) {
+    pub(crate) fn units(&self) -> (Vec<DeclaredPart>, Vec<Arc<Shard>>) {
         let registered = self.lock();
         (registered.units.clone(), registered.shards.clone())
     }

@@ -218,14 +218,13 @@ impl Run {
             self.units.leave_again(self.part)?;
             return leaves.iter().map(|leaf| leaf.zeros_like().map(Some)).collect();
         };
-        if !self.units.is_closed(self.part, &root, first) {
+        if !self.units.expect_of(self.part, &root, first)? {
             candle_core::bail!(
                 "part {:?} computes with a tensor that has a gradient and is none of its inputs: the forward given to \
                  Unit::run has captured it; let it come in as one of the inputs",
                 self.units.name(self.part)
             );
         }
-        self.units.expect_of(self.part, &root)?;
         let found = root.backward()?;
         self.units.leave_again(self.part)?;
         // candle's gradients know what they were made of; without that, it goes.

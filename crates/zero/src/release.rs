@@ -30,17 +30,21 @@ pub(crate) fn release_buffer(mut buffer: Buffer) {
 /// Makes all elements nonsense as [`release`] does, and keeps the memory: between its ends old values may stay.
 pub(crate) fn spoil(tensor: &Tensor) -> Result<()> {
     with_bytes(tensor, |bytes| {
-        let pages = whole_pages(bytes);
-        bytes[..pages.start].fill(0xff);
-        bytes[pages.end..].fill(0xff);
+        mark(bytes);
     })
 }
 
 fn release_bytes(bytes: &mut [u8]) {
+    let pages = mark(bytes);
+    give_back(&mut bytes[pages]);
+}
+
+/// Makes the bytes before the first and after the last whole page no numbers; returns the pages between.
+fn mark(bytes: &mut [u8]) -> std::ops::Range<usize> {
     let pages = whole_pages(bytes);
     bytes[..pages.start].fill(0xff);
     bytes[pages.end..].fill(0xff);
-    give_back(&mut bytes[pages]);
+    pages
 }
 
 /// Returns the range of whole pages behind the mark.

@@ -22,12 +22,12 @@
 //! While a trace is known, gathers of the units that come next run ahead, within the limits of
 //! [`Gathering`](crate::Gathering). Ranks whose models run alike start the same gathers in the same order.
 
-mod again;
+mod recomputing;
 mod scopes;
 
 use crate::gradients::Gradients;
 use crate::parameter::Home;
-use crate::parameters::{Parameters, Part};
+use crate::parameters::{Parameters, PartKind};
 use crate::recompute::Runs;
 use crate::shard::{DiskShares, Shard};
 use crate::spares::Spares;
@@ -166,7 +166,7 @@ impl Units {
     }
 
     /// Returns the dtypes at the border of a part.
-    pub(crate) fn casts(&self, part: &Part) -> Casts {
+    pub(crate) fn casts(&self, part: &PartKind) -> Casts {
         if !part.is_unit {
             return Casts::default();
         }
@@ -457,7 +457,7 @@ impl State {
         let (units, _) = parameters.units();
         self.units_of.resize(all.len(), Vec::new());
         for number in self.units.len()..units.len() {
-            let gathered = units[number].parameters.iter().filter(|_| units[number].is_chosen);
+            let gathered = units[number].parameters.iter().filter(|_| units[number].kind.is_unit);
             let shards = self.shards_of(gathered.map(|number| &all[*number].home));
             let is_frozen = |shard: &usize| !self.shards[*shard].shard.is_trained();
             let lies_within = |unit: &usize| {

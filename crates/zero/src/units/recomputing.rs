@@ -28,9 +28,13 @@ impl Units {
     /// Returns the parameters whose gradients a backward from `root` brings, in their order and as often as it does; what
     /// is computed again brings the gradients of all its trained parameters.
     pub(crate) fn gradients_of(&self, root: &Tensor) -> Vec<usize> {
+        self.gradients_at(&root.sorted_nodes())
+    }
+
+    fn gradients_at(&self, nodes: &[&Tensor]) -> Vec<usize> {
         let numbers = self.numbers.get_or_init(|| self.parameters.numbers());
         let mut order = Vec::new();
-        for node in root.sorted_nodes() {
+        for node in nodes {
             if let Some(number) = numbers.get(&node.id()) {
                 order.push(*number);
             } else if let Some(part) = self.runs.part(node.id()) {
@@ -53,9 +57,16 @@ impl Units {
     }
 
     /// Tells the gradients what the backward of a part that was computed again brings, in place of what it counted for.
-    pub(crate) fn expect_of(&self, part: usize, root: &Tensor) -> Result<()> {
+    ///
+    /// Returns false, and tells nothing, if the part's graph reaches other parameters than its own, or runs older than
+    /// number `first`.
+    pub(crate) fn expect_of(&self, part: usize, root: &Tensor, first: u64) -> Result<bool> {
+        let nodes = root.sorted_nodes();
+        if !self.is_closed(part, &nodes, first) {
+            return Ok(false);
+        }
         let mut changes = BTreeMap::new();
-        for parameter in self.gradients_of(root) {
+        for parameter in self.gradients_at(&nodes) {
             *changes.entry(parameter).or_insert(0i64) += 1;
         }
         for parameter in &self.lock().units[part].trained {
@@ -65,21 +76,18 @@ impl Units {
         let complete = self.gradients.correct(&changes)?;
         complete
             .into_iter()
-            .try_for_each(|parameter| self.gradient_came(parameter))
+            .try_for_each(|parameter| self.gradient_came(parameter))?;
+        Ok(true)
     }
 
-    /// Says whether the graph of a part that was computed again reaches its own parameters only, and no run older than
-    /// number `first`.
-    pub(crate) fn is_closed(&self, part: usize, root: &Tensor, first: u64) -> bool {
+    fn is_closed(&self, part: usize, nodes: &[&Tensor], first: u64) -> bool {
         let numbers = self.numbers.get_or_init(|| self.parameters.numbers());
         let state = self.lock();
         let trained = &state.units[part].trained;
-        root.sorted_nodes()
-            .into_iter()
-            .all(|node| match numbers.get(&node.id()) {
-                Some(parameter) => trained.contains(parameter),
-                None => !self.runs.is_before(node.id(), first),
-            })
+        nodes.iter().all(|node| match numbers.get(&node.id()) {
+            Some(parameter) => trained.contains(parameter),
+            None => !self.runs.is_before(node.id(), first),
+        })
     }
 
     /// Returns a part's name.

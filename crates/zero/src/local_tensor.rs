@@ -1,8 +1,9 @@
 //! What one rank holds of the parameters, without asking the others: for state dicts by shares.
 
-use crate::parameter::{Home, Master, Parameter};
+use crate::parameter::{Home, Master, Parameter, chunk_of};
 use crate::storage::ElementsMut;
 use crate::{ParameterInfo, Result};
+use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, Storage, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,26 +23,21 @@ impl LocalTensor {
     /// Copies what the rank at `place` (its number, and of how many) holds of a parameter.
     pub(crate) fn of(parameter: &Parameter, (rank, world): (usize, usize)) -> Result<Self> {
         let count = parameter.info.elements();
-        let elements = match parameter.home {
-            Home::Shard { .. } => crate::parameter::chunk_of(count, rank, world),
-            Home::Tensor | Home::Beside(_) | Home::Unbuilt => 0..count,
-        };
-        let values = match &parameter.home {
-            Home::Shard { .. } => parameter.with_master(elements.clone(), |master| match master {
-                Master::Itself(values) | Master::Apart { copy: values, .. } => copied(&values),
-            })?,
-            _ => {
-                let values = parameter.tensor.flatten_all()?.detach().copy()?;
-                let info = Arc::clone(&parameter.info);
-                return Ok(Self { info, elements, values });
+        let (elements, values) = match &parameter.home {
+            Home::Shard { .. } => {
+                let elements = chunk_of(count, rank, world);
+                let values = parameter.with_master(elements.clone(), |master| match master {
+                    Master::Itself(values) | Master::Apart { copy: values, .. } => copied(&values),
+                })?;
+                let values = Tensor::from_storage(Storage::Cpu(values), elements.len(), BackpropOp::none(), false);
+                (elements, values)
+            }
+            Home::Tensor | Home::Beside(_) | Home::Unbuilt => {
+                (0..count, parameter.tensor.flatten_all()?.detach().copy()?)
             }
         };
-        let op = candle_core::op::BackpropOp::none();
-        Ok(Self {
-            info: Arc::clone(&parameter.info),
-            values: Tensor::from_storage(Storage::Cpu(values), elements.len(), op, false),
-            elements,
-        })
+        let info = Arc::clone(&parameter.info);
+        Ok(Self { info, elements, values })
     }
 }
 
