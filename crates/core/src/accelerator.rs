@@ -68,6 +68,18 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
     /// A loss that is not one number, parameters that get no gradient, failures of candle and of the group.
     fn backward(&self, loss: &Tensor) -> Result<()>;
 
+    /// Back-propagates the mean loss of `weight` tokens (or samples), such that an accumulation window comes to the gradient
+    /// of the mean over all its tokens, on all ranks.
+    ///
+    /// [`Accelerator::backward`] averages the micro-batches' means: where they differ in how many tokens count, tokens of
+    /// small ones weigh more; and the short window at a loader's end is divided by the full number of micro-batches, as in
+    /// Accelerate. This does neither. A weight of 0 contributes nothing. Ranks tell each other their weights, so all of them
+    /// call it equally often; a window has weights in all its micro-batches or in none.
+    ///
+    /// # Errors
+    /// As [`Accelerator::backward`]; a weight below 0; a DeepSpeed configuration whose `gradient_allreduce_op` is a sum.
+    fn backward_weighted(&self, loss: &Tensor, weight: f64) -> Result<()>;
+
     /// Scales gradients so that their global L2 norm is at most `max_norm`; returns the norm before, or `None` inside
     /// an accumulation window, where there is nothing to clip yet. Norms are those of the loss as it is, also where it is
     /// scaled; an infinite norm or one that is not a number tells of an overflow, after which the step is skipped.
@@ -165,6 +177,22 @@ impl<'a> dyn Accelerator + 'a {
     /// `zero_grad` and the scheduler do nothing.
     pub fn accumulate(&self) {
         self.accumulation().begin_micro_batch();
+    }
+
+    /// Runs `work`, in which every backward keeps its gradients on this rank, also one that ends an accumulation window.
+    ///
+    /// The last backward before a step must lie outside, or follow [`trigger_sync_in_backward`](Self::trigger_sync_in_backward):
+    /// a step of gradients that are not reduced is an error. Sharded gradients (ZeRO-2 and -3, FSDP) are reduced all the same.
+    /// Where the backward runs is what counts, not where the forward did.
+    pub fn no_sync<R>(&self, work: impl FnOnce() -> R) -> R {
+        let _scope = self.accumulation().stay_local();
+        work()
+    }
+
+    /// Makes the next backward reduce all gradients held over the ranks, also inside [`no_sync`](Self::no_sync) and inside
+    /// an accumulation window; called by all ranks. When the optimizer steps does not change by it.
+    pub fn trigger_sync_in_backward(&self) {
+        self.accumulation().trigger();
     }
 
     /// Says whether this micro-batch ends an accumulation window.

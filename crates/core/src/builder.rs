@@ -3,6 +3,7 @@
 use crate::deepspeed::{DeepSpeedConfig, MixedPrecision};
 use crate::environment as variable;
 use crate::managed::ManagedAccelerator;
+use crate::schedule::ScheduleAdvance;
 use crate::settings::{Environment, ProgramSettings};
 use crate::{Accelerator, DeviceRequest, Result, RunSettings};
 use candle_core::Device;
@@ -81,6 +82,36 @@ impl AcceleratorBuilder {
     #[must_use]
     pub fn loss_scaling(mut self, scaling: LossScaling) -> Self {
         self.program.loss_scaling = Some(scaling);
+        self
+    }
+
+    /// Makes every backward reduce gradients over the ranks, or only the last of an accumulation window; by default only the
+    /// last, and every one where gradients are sharded. See [`Synchronisation::each_batch`](crate::Synchronisation).
+    #[must_use]
+    pub fn sync_each_batch(mut self, each: bool) -> Self {
+        self.program.sync_each_batch = Some(each);
+        self
+    }
+
+    /// Lets the last batch of a loader end an accumulation window early, as it does by default, or not.
+    #[must_use]
+    pub fn sync_with_dataloader(mut self, ends: bool) -> Self {
+        self.program.sync_with_dataloader = Some(ends);
+        self
+    }
+
+    /// Ties schedulers to optimizer steps, as they are by default; if not, every call of
+    /// [`Scheduler::step`](crate::Scheduler::step) counts, also inside a window and after a step that was skipped.
+    #[must_use]
+    pub fn step_scheduler_with_optimizer(mut self, tied: bool) -> Self {
+        self.program.stepping.with_optimizer = tied;
+        self
+    }
+
+    /// Sets how far an optimizer step takes a schedule; by one by default. See [`ScheduleAdvance`].
+    #[must_use]
+    pub fn schedule_advance(mut self, advance: ScheduleAdvance) -> Self {
+        self.program.stepping.advance = advance;
         self
     }
 

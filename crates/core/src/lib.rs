@@ -49,8 +49,8 @@ pub use data::{DataLoader, Dataset, PreparedLoader, TensorDataset};
 pub use device::DeviceRequest;
 pub use error::{Error, Result};
 pub use optimizer::Optimizer;
-pub use schedule::{LinearSchedule, Schedule, Scheduler};
-pub use settings::{BatchPlan, Clipping, RunSettings, Sharding};
+pub use schedule::{LinearSchedule, Schedule, ScheduleAdvance, ScheduleStepping, Scheduler};
+pub use settings::{BatchPlan, Clipping, RunSettings, Sharding, Synchronisation};
 
 pub use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
 pub use sconce_fsdp::{

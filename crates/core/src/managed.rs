@@ -4,7 +4,7 @@ use crate::accelerator::check_announced;
 use crate::accumulation::Accumulation;
 use crate::clipping::StepClipping;
 use crate::deepspeed::GradientReduction;
-use crate::{Accelerator, Optimizer, Result, RunSettings};
+use crate::{Accelerator, Error, Optimizer, Result, RunSettings};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, Connection, Traffic, World};
@@ -41,7 +41,10 @@ impl ManagedAccelerator {
             engine: Arc::new(engine),
             device,
             seed: AtomicU64::new(seed),
-            accumulation: Arc::new(Accumulation::new(settings.batch.accumulation_steps)),
+            accumulation: Arc::new(Accumulation::new(
+                settings.batch.accumulation_steps,
+                settings.synchronisation,
+            )),
             clipping: Arc::new(StepClipping::new(settings.clipping.clone())),
             settings,
             _connection: connection,
@@ -71,6 +74,7 @@ impl ManagedAccelerator {
             Arc::clone(&self.engine),
             Arc::clone(&self.accumulation),
             Arc::clone(&self.clipping),
+            self.settings.stepping,
             learning_rate,
         )
     }
@@ -139,7 +143,22 @@ impl Accelerator for ManagedAccelerator {
         } else {
             (loss / divisor)?
         };
-        Ok(self.engine.backward(&scaled, self.accumulation.synchronises())?)
+        Ok(self.engine.backward(&scaled, self.accumulation.take_reduction())?)
+    }
+
+    fn backward_weighted(&self, loss: &Tensor, weight: f64) -> Result<()> {
+        check_announced(&self.accumulation)?;
+        if self.settings.reduction == GradientReduction::Sum {
+            return Err(Error::Order {
+                what: "backward_weighted",
+                hint:
+                    "the DeepSpeed configuration sums gradients (`gradient_allreduce_op`), and weights make means; use \
+                       backward, or \"mean\" there"
+                        .into(),
+            });
+        }
+        let (reduces, completes) = (self.accumulation.take_reduction(), self.accumulation.synchronises());
+        Ok(self.engine.backward_weighted(loss, weight, reduces, completes)?)
     }
 
     fn clip_grad_norm(&self, max_norm: f64) -> Result<Option<f64>> {

@@ -15,13 +15,14 @@ use crate::stepper::Stepper;
 use crate::storage::{is_managed_dtype, with_bytes};
 use crate::units::Units;
 use crate::var_builder::ManagedBackend;
+use crate::weighted_mean::WeightedMean;
 use crate::{
     DiskOptions, EngineOptions, Error, LocalTensor, LossScaleState, MemoryReport, Norm, OptimizerRule, ParameterInfo,
     ParameterSet, Residence, Result, ShardingStrategy, Stepped, Tier, Weights,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use sconce_collectives::{Communicator, Traffic};
+use sconce_collectives::{Communicator, ReduceOp, Traffic};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Stack for the backward pass: candle's backward recurses over the graph, some 200 bytes to a few KiB a node.
@@ -370,14 +371,15 @@ impl Engine {
     /// [`Error::LossShape`]; [`Error::NoGradient`] when a parameter is not reached and that is not allowed; failures of
     /// candle and of the group.
     pub fn backward(&self, loss: &Tensor, synchronise: bool) -> Result<()> {
-        if loss.elem_count() != 1 {
-            return Err(Error::LossShape {
-                shape: loss.dims().to_vec(),
-            });
-        }
+        check_shape(loss)?;
+        self.gradients.mean(false)?;
+        self.run_backward(loss, 1.0, synchronise)
+    }
+
+    fn run_backward(&self, loss: &Tensor, factor: f64, synchronise: bool) -> Result<()> {
         self.units.explain_loss(loss);
         let outcome = stacker::maybe_grow(BACKWARD_STACK / 2, BACKWARD_STACK, || {
-            self.backward_here(loss, synchronise)
+            self.backward_here(loss, factor, synchronise)
         });
         if let Err(error) = &outcome {
             self.gradients.fail();
@@ -385,6 +387,40 @@ impl Engine {
             self.mesh.abort(&error.to_string());
         }
         outcome
+    }
+
+    /// Back-propagates the mean loss of `weight` samples or tokens: a window of such backwards on all ranks comes to the
+    /// gradient of the mean over all of them, however they are spread over micro-batches and ranks.
+    ///
+    /// With `complete` the backward ends the window; it must synchronise then, and only afterwards do the gradients held
+    /// bear the window's sum of weights. A weight of 0 contributes nothing; where all are 0, so are the gradients. Called by
+    /// all ranks, which tell each other their weights. Backwards without weight cannot be added, [`Error::Order`].
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a weight below 0 or not finite; as [`Engine::backward`].
+    pub fn backward_weighted(&self, loss: &Tensor, weight: f64, synchronise: bool, complete: bool) -> Result<()> {
+        in_range(
+            "weight",
+            weight,
+            "a number of samples or tokens, 0 or more",
+            weight >= 0.0 && weight.is_finite(),
+        )?;
+        check_shape(loss)?;
+        let before = self.gradients.mean(true)?;
+        let ranks = self.mesh.world.size();
+        let mut total = [weight];
+        self.mesh.world.all_reduce(&mut total, ReduceOp::Sum)?;
+        let mean = WeightedMean::with(before, total[0], ranks);
+        self.run_backward(loss, weight * mean.factor(), synchronise)?;
+        let mean = if synchronise && complete {
+            let (correction, mean) = mean.complete(ranks);
+            self.gradients.scale_by(correction);
+            mean
+        } else {
+            mean
+        };
+        self.gradients.set_mean(mean);
+        Ok(())
     }
 
     /// Scales the gradients held so that their global L2 norm is at most `max_norm`; returns the norm before.
@@ -530,14 +566,14 @@ impl Engine {
         self.gradients.exchange_parts(own_part, take)
     }
 
-    fn backward_here(&self, loss: &Tensor, synchronise: bool) -> Result<()> {
+    fn backward_here(&self, loss: &Tensor, factor: f64, synchronise: bool) -> Result<()> {
         if !self.gradients.is_laid_out() {
             self.lay_out(loss)?;
         }
         let scale = self.loss_guard().scale();
         let to_come = self.units.gradients_to_come(loss);
         let scale = self.gradients.begin(synchronise, scale, to_come)?;
-        if let Err(error) = scaled(loss, scale)?.backward() {
+        if let Err(error) = scaled(loss, scale * factor)?.backward() {
             return Err(self.gradients.take_failure().unwrap_or(Error::Candle(error)));
         }
         if !self.options.find_unused_parameters {
@@ -598,4 +634,13 @@ impl Engine {
     fn optimizer(&self) -> MutexGuard<'_, Option<Optimizer>> {
         self.optimizer.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn check_shape(loss: &Tensor) -> Result<()> {
+    if loss.elem_count() == 1 {
+        return Ok(());
+    }
+    Err(Error::LossShape {
+        shape: loss.dims().to_vec(),
+    })
 }

@@ -47,6 +47,7 @@ use crate::bucket::{Bucket, Held, Memory};
 use crate::layout::BucketLayout;
 use crate::mesh::Mesh;
 use crate::overflow::{Finiteness, is_finite};
+use crate::weighted_mean::WeightedMean;
 use crate::{Error, Residence, Result};
 use candle_core::{CpuStorage, DType, Storage, Tensor};
 use rayon::prelude::*;
@@ -89,6 +90,8 @@ struct State {
     /// What the losses were multiplied with that the gradients held come from.
     loss_scale: f64,
     finiteness: Finiteness,
+    /// What the gradients held weigh, where their losses were given weights.
+    mean: Option<WeightedMean>,
     /// Buckets that have left in this backward.
     left: usize,
     synchronise: bool,
@@ -182,6 +185,27 @@ impl Gradients {
             bucket.missing = bucket.layout.slots.len();
         }
         Ok(state.loss_scale)
+    }
+
+    /// Says what the gradients held weigh, if their losses had weights.
+    ///
+    /// # Errors
+    /// [`Error::Order`] where gradients with and without weights would be added: `weighted` says of what kind those that
+    /// come are.
+    pub(crate) fn mean(&self, weighted: bool) -> Result<Option<WeightedMean>> {
+        let state = self.lock();
+        if state.phase == Phase::Empty || state.mean.is_some() == weighted {
+            return Ok(state.mean.filter(|_| weighted));
+        }
+        Err(Error::Order {
+            what: "a backward with a weight and one without in one window",
+            hint: "call backward_weighted for every micro-batch of a window or for none, and zero_grad after the step",
+        })
+    }
+
+    /// Takes note of what the gradients held weigh.
+    pub(crate) fn set_mean(&self, mean: WeightedMean) {
+        self.lock().mean = Some(mean);
     }
 
     /// Takes a gradient of a parameter in this backward, and says whether it was the last to come; called by the
@@ -345,6 +369,7 @@ impl State {
         self.buckets.iter_mut().for_each(|bucket| bucket.shard_holds = false);
         self.scale = 1.0;
         self.finiteness = Finiteness::default();
+        self.mean = None;
         if self.phase != Phase::Failed {
             self.phase = Phase::Empty;
         }

@@ -58,6 +58,7 @@ mod unit;
 mod unit_policy;
 mod units;
 mod var_builder;
+mod weighted_mean;
 mod weights;
 
 pub use candle_optimizer::CandleOptimizer;

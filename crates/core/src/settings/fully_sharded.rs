@@ -64,7 +64,8 @@ pub(super) fn resolve(
     if let Some(second) = second {
         return Err(Error::Exclusive { first, second });
     }
-    let options = by_code.unwrap_or_default().or(variables.unwrap_or_default());
+    let mut options = by_code.unwrap_or_default().or(variables.unwrap_or_default());
+    options.sync_each_batch = options.sync_each_batch.or(program.sync_each_batch);
     let run = options.resolve()?;
     if let (Some(of_policy), Some(of_program)) = (precision(&run), program.mixed_precision)
         && of_policy != of_program

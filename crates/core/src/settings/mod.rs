@@ -16,6 +16,7 @@ pub(crate) use variables::Environment;
 
 use crate::Result;
 use crate::deepspeed::{DeepSpeedConfig, GradientReduction, MixedPrecision};
+use crate::schedule::ScheduleStepping;
 use candle_core::{DType, Device};
 use sconce_collectives::World;
 use sconce_fsdp::{FsdpStrategy, FullySharded};
@@ -47,6 +48,10 @@ pub struct RunSettings {
     pub clipping: Clipping,
     /// How many samples make a step.
     pub batch: BatchPlan,
+    /// When a window of micro-batches ends, and when its gradients travel.
+    pub synchronisation: Synchronisation,
+    /// How schedulers count.
+    pub stepping: ScheduleStepping,
     /// How gradients of several ranks become one.
     pub reduction: GradientReduction,
     /// Allows parameters that get no gradient.
@@ -105,6 +110,27 @@ pub struct Clipping {
     /// Who decided so: a method of the builder, a variable, or a key in a file. The program may then clip by no other
     /// norm; `None` leaves it free.
     pub decided_by: Option<String>,
+}
+
+/// When a window of micro-batches ends, and when its gradients are reduced over the ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Synchronisation {
+    /// Whether the last batch of a loader ends a window early; if not, the window goes on in the next loop. Accelerate's
+    /// `sync_with_dataloader`.
+    pub with_dataloader: bool,
+    /// Whether every backward reduces, not only a window's last: more traffic, and gradients that are global at any time.
+    /// Accelerate's `sync_each_batch`. Sharded gradients (ZeRO-2 and -3, FSDP) are reduced in every backward in any case.
+    pub each_batch: bool,
+}
+
+impl Default for Synchronisation {
+    /// Accelerate's defaults.
+    fn default() -> Self {
+        Self {
+            with_dataloader: true,
+            each_batch: false,
+        }
+    }
 }
 
 /// How many samples make a step.

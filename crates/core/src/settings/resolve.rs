@@ -5,9 +5,10 @@ use super::given::Origin;
 use super::said::{Said, path};
 use super::state::StateSettings;
 use super::variables::Variables;
-use super::{BatchPlan, Clipping, RunSettings, Sharding};
+use super::{BatchPlan, Clipping, RunSettings, Sharding, Synchronisation};
 use crate::Result;
 use crate::deepspeed::{DataType, DeepSpeedConfig, Fp16, MixedPrecision, Setting, Validation};
+use crate::schedule::ScheduleStepping;
 use candle_core::DType;
 use sconce_fsdp::FullyShardedOptions;
 use sconce_zero::{BackoffScaling, DiskOptions, Gathering, HysteresisScaling, LossScaling};
@@ -18,6 +19,9 @@ pub(crate) struct ProgramSettings {
     pub(crate) accumulation_steps: Option<u64>,
     pub(crate) mixed_precision: Option<MixedPrecision>,
     pub(crate) loss_scaling: Option<LossScaling>,
+    pub(crate) sync_each_batch: Option<bool>,
+    pub(crate) sync_with_dataloader: Option<bool>,
+    pub(crate) stepping: ScheduleStepping,
     pub(crate) gradient_clipping: Option<f64>,
     pub(crate) find_unused_parameters: Option<bool>,
     pub(crate) bucket_bytes: Option<usize>,
@@ -120,6 +124,11 @@ impl ProgramSettings {
                 .or_else(|| loss_scaling(precision, config, uses_deepspeed)),
             clipping: clipping(&said, file.as_ref(), filled.as_ref()),
             batch,
+            synchronisation: Synchronisation {
+                with_dataloader: self.sync_with_dataloader.unwrap_or(true),
+                each_batch: self.sync_each_batch.unwrap_or(false),
+            },
+            stepping: self.stepping,
             reduction: config.gradient_allreduce_op,
             find_unused_parameters: self.find_unused_parameters.or(unused_in_file).unwrap_or(false),
             bucket_bytes: self.bucket_bytes.or(bucket_in_file),

@@ -14,6 +14,7 @@ mod settings;
 mod skipping;
 mod tensors;
 mod training;
+mod weighted;
 
 use candle_core::Tensor;
 use sconce_collectives::{Communicator, Options, shm};
