@@ -64,6 +64,15 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Looks for what is not finite in loss and gradients: the first parameter whose gradient is not, in the order in which
+    /// they come in, is named in an error, or in the log where such steps are skipped. Off by default; costs a pass over the
+    /// gradients.
+    #[must_use]
+    pub fn detect_anomaly(mut self, detect: bool) -> Self {
+        self.program.detect_anomaly = detect;
+        self
+    }
+
     /// Names the parameters that are not trained; none by default. They are sharded and saved as others.
     #[must_use]
     pub fn frozen(mut self, parameters: ParameterSet) -> Self {

@@ -40,6 +40,7 @@ pub mod nn;
 mod optimizer;
 pub mod schedule;
 mod settings;
+mod spent_losses;
 mod tensors;
 mod together;
 
@@ -58,8 +59,8 @@ pub use sconce_fsdp::{
     ReshardAfterForward, StateDictType, WrapPolicy,
 };
 pub use sconce_zero::{
-    Adagrad, Adam, AdamW, BackoffScaling, CandleOptimizer, DataParallel, DiskOptions, Engine, EngineOptions, Gathered,
-    Gathering, HysteresisScaling, Lion, LocalTensor, LossScaling, MemoryReport, Offloaded, OptimizerRule,
+    Adagrad, Adam, AdamW, Anomaly, BackoffScaling, CandleOptimizer, DataParallel, DiskOptions, Engine, EngineOptions,
+    Gathered, Gathering, HysteresisScaling, Lion, LocalTensor, LossScaling, MemoryReport, Offloaded, OptimizerRule,
     ParameterGroups, ParameterInfo, ParameterSet, Placement, RandomState, Residence, Sgd, ShardingStrategy, Tensors,
     Tier, Unit, UnitCandidate, UnitPolicy, WeightFiles, Weights, ZeroStage, unit, unit_of_class,
 };

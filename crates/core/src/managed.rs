@@ -4,6 +4,7 @@ use crate::accelerator::check_announced;
 use crate::accumulation::Accumulation;
 use crate::clipping::StepClipping;
 use crate::deepspeed::GradientReduction;
+use crate::spent_losses::SpentLosses;
 use crate::{Accelerator, Error, Optimizer, Result, RunSettings};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
@@ -22,6 +23,7 @@ pub(crate) struct ManagedAccelerator {
     settings: RunSettings,
     accumulation: Arc<Accumulation>,
     clipping: Arc<StepClipping>,
+    spent_losses: SpentLosses,
     /// Last, so that the store outlives the group.
     _connection: Option<Connection>,
 }
@@ -47,6 +49,7 @@ impl ManagedAccelerator {
             )),
             clipping: Arc::new(StepClipping::new(settings.clipping.clone())),
             settings,
+            spent_losses: SpentLosses::default(),
             _connection: connection,
         }
     }
@@ -67,6 +70,12 @@ impl ManagedAccelerator {
                 .iter()
                 .for_each(|notice| tracing::warn!("{notice}"));
         }
+    }
+
+    /// Refuses what can be no backward of this loop, before anything is changed.
+    fn check_backward(&self, loss: &Tensor) -> Result<()> {
+        check_announced(&self.accumulation)?;
+        self.spent_losses.check(loss.id())
     }
 
     fn optimizer(&self, learning_rate: f64) -> Optimizer {
@@ -131,7 +140,7 @@ impl Accelerator for ManagedAccelerator {
     }
 
     fn backward(&self, loss: &Tensor) -> Result<()> {
-        check_announced(&self.accumulation)?;
+        self.check_backward(loss)?;
         let steps = self.accumulation.steps() as f64;
         let divisor = match self.settings.reduction {
             GradientReduction::Mean => steps,
@@ -143,11 +152,13 @@ impl Accelerator for ManagedAccelerator {
         } else {
             (loss / divisor)?
         };
-        Ok(self.engine.backward(&scaled, self.accumulation.take_reduction())?)
+        self.engine.backward(&scaled, self.accumulation.take_reduction())?;
+        self.spent_losses.spend(loss.id());
+        Ok(())
     }
 
     fn backward_weighted(&self, loss: &Tensor, weight: f64) -> Result<()> {
-        check_announced(&self.accumulation)?;
+        self.check_backward(loss)?;
         if self.settings.reduction == GradientReduction::Sum {
             return Err(Error::Order {
                 what: "backward_weighted",
@@ -158,7 +169,9 @@ impl Accelerator for ManagedAccelerator {
             });
         }
         let (reduces, completes) = (self.accumulation.take_reduction(), self.accumulation.synchronises());
-        Ok(self.engine.backward_weighted(loss, weight, reduces, completes)?)
+        self.engine.backward_weighted(loss, weight, reduces, completes)?;
+        self.spent_losses.spend(loss.id());
+        Ok(())
     }
 
     fn clip_grad_norm(&self, max_norm: f64) -> Result<Option<f64>> {

@@ -1,12 +1,14 @@
 //! The engine: one model's parameters, gradients and optimizer on one rank.
 
 mod agreement;
+mod backward;
 
+use crate::anomaly::AnomalyWatch;
 use crate::candle_optimizer::{CandleOptimizer, SharesInVariables};
 use crate::gathered::Gathered;
 use crate::gradients::{Gradients, bytes_of};
-use crate::layout::{BucketLayout, buckets};
-use crate::loss_guard::{LossGuard, scaled};
+use crate::layout::BucketLayout;
+use crate::loss_guard::LossGuard;
 use crate::mesh::Mesh;
 use crate::optimizer::{assign, in_range, warn_of_empty};
 use crate::parameter::{Home, Parameter};
@@ -15,18 +17,14 @@ use crate::stepper::Stepper;
 use crate::storage::{is_managed_dtype, with_bytes};
 use crate::units::Units;
 use crate::var_builder::ManagedBackend;
-use crate::weighted_mean::WeightedMean;
 use crate::{
-    DiskOptions, EngineOptions, Error, LocalTensor, LossScaleState, MemoryReport, Norm, OptimizerRule, ParameterInfo,
-    ParameterSet, Residence, Result, ShardingStrategy, Stepped, Tier, Weights,
+    Anomaly, DiskOptions, EngineOptions, Error, LocalTensor, LossScaleState, MemoryReport, Norm, OptimizerRule,
+    ParameterInfo, ParameterSet, Residence, Result, ShardingStrategy, Stepped, Tier, Weights,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use sconce_collectives::{Communicator, ReduceOp, Traffic};
+use sconce_collectives::{Communicator, Traffic};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// Stack for the backward pass: candle's backward recurses over the graph, some 200 bytes to a few KiB a node.
-const BACKWARD_STACK: usize = 512 << 20;
 
 /// One model's managed parameters, their gradients and their optimizer.
 ///
@@ -47,6 +45,7 @@ pub struct Engine {
 #[derive(Debug)]
 struct Options {
     find_unused_parameters: bool,
+    detect_anomaly: bool,
     first_bucket_bytes: usize,
     bucket_bytes: usize,
     reduce_dtype: DType,
@@ -88,6 +87,9 @@ impl Engine {
             mesh.place(),
         ));
         let gradients = Arc::<Gradients>::default();
+        if options.detect_anomaly {
+            gradients.watch(AnomalyWatch::new(!loss_guard.skips()));
+        }
         let units = Units::new(
             Arc::clone(&mesh.shard),
             options.gathering,
@@ -101,6 +103,7 @@ impl Engine {
             strategy,
             options: Options {
                 find_unused_parameters: options.find_unused_parameters,
+                detect_anomaly: options.detect_anomaly,
                 first_bucket_bytes: options.first_bucket_bytes,
                 bucket_bytes: options.bucket_bytes,
                 reduce_dtype: options.reduce_dtype,
@@ -360,69 +363,6 @@ impl Engine {
         Ok(learning_rate)
     }
 
-    /// Back-propagates a loss of one element; with `synchronise` the gradients become the mean over all ranks.
-    ///
-    /// Gradients add up until [`Engine::zero_grad`], or a step that is skipped. With loss scaling the loss is multiplied
-    /// first, in f32 at least, and the gradients are divided by that same number wherever they are used or shown. All
-    /// losses between two calls of `zero_grad` are multiplied by one scale. A loss of f16 bears no scale of 65520 or
-    /// more: make it f32 in the model.
-    ///
-    /// # Errors
-    /// [`Error::LossShape`]; [`Error::NoGradient`] when a parameter is not reached and that is not allowed; failures of
-    /// candle and of the group.
-    pub fn backward(&self, loss: &Tensor, synchronise: bool) -> Result<()> {
-        check_shape(loss)?;
-        self.gradients.mean(false)?;
-        self.run_backward(loss, 1.0, synchronise)
-    }
-
-    fn run_backward(&self, loss: &Tensor, factor: f64, synchronise: bool) -> Result<()> {
-        self.units.explain_loss(loss);
-        let outcome = stacker::maybe_grow(BACKWARD_STACK / 2, BACKWARD_STACK, || {
-            self.backward_here(loss, factor, synchronise)
-        });
-        if let Err(error) = &outcome {
-            self.gradients.fail();
-            // Peers may wait for buckets that will never come.
-            self.mesh.abort(&error.to_string());
-        }
-        outcome
-    }
-
-    /// Back-propagates the mean loss of `weight` samples or tokens: a window of such backwards on all ranks comes to the
-    /// gradient of the mean over all of them, however they are spread over micro-batches and ranks.
-    ///
-    /// With `complete` the backward ends the window; it must synchronise then, and only afterwards do the gradients held
-    /// bear the window's sum of weights. A weight of 0 contributes nothing; where all are 0, so are the gradients. Called by
-    /// all ranks, which tell each other their weights. Backwards without weight cannot be added, [`Error::Order`].
-    ///
-    /// # Errors
-    /// [`Error::Setting`] for a weight below 0 or not finite; as [`Engine::backward`].
-    pub fn backward_weighted(&self, loss: &Tensor, weight: f64, synchronise: bool, complete: bool) -> Result<()> {
-        in_range(
-            "weight",
-            weight,
-            "a number of samples or tokens, 0 or more",
-            weight >= 0.0 && weight.is_finite(),
-        )?;
-        check_shape(loss)?;
-        let before = self.gradients.mean(true)?;
-        let ranks = self.mesh.world.size();
-        let mut total = [weight];
-        self.mesh.world.all_reduce(&mut total, ReduceOp::Sum)?;
-        let mean = WeightedMean::with(before, total[0], ranks);
-        self.run_backward(loss, weight * mean.factor(), synchronise)?;
-        let mean = if synchronise && complete {
-            let (correction, mean) = mean.complete(ranks);
-            self.gradients.scale_by(correction);
-            mean
-        } else {
-            mean
-        };
-        self.gradients.set_mean(mean);
-        Ok(())
-    }
-
     /// Scales the gradients held so that their global L2 norm is at most `max_norm`; returns the norm before.
     ///
     /// The factor is `min(1, max_norm / (norm + 1e-6))`, as in PyTorch; a norm that is not a number makes all gradients
@@ -522,6 +462,12 @@ impl Engine {
         self.loss_guard().skipped()
     }
 
+    /// Returns the first gradient of the last backward on this rank that was not finite, where
+    /// [`EngineOptions::detect_anomaly`] is set.
+    pub fn last_anomaly(&self) -> Option<Anomaly> {
+        self.gradients.anomaly()
+    }
+
     /// Returns what a checkpoint keeps of the loss scale; `None` without loss scaling.
     pub fn loss_scale_state(&self) -> Option<LossScaleState> {
         self.loss_guard().state()
@@ -566,67 +512,6 @@ impl Engine {
         self.gradients.exchange_parts(own_part, take)
     }
 
-    fn backward_here(&self, loss: &Tensor, factor: f64, synchronise: bool) -> Result<()> {
-        if !self.gradients.is_laid_out() {
-            self.lay_out(loss)?;
-        }
-        let scale = self.loss_guard().scale();
-        let to_come = self.units.gradients_to_come(loss);
-        let scale = self.gradients.begin(synchronise, scale, to_come)?;
-        if let Err(error) = scaled(loss, scale * factor)?.backward() {
-            return Err(self.gradients.take_failure().unwrap_or(Error::Candle(error)));
-        }
-        if !self.options.find_unused_parameters {
-            self.fail_for_unused(&self.gradients.missing())?;
-        }
-        self.units.end_backward()?;
-        self.gradients.finish(self.options.find_unused_parameters)
-    }
-
-    /// Lays the buckets out in the order in which rank 0's graph makes gradients ready.
-    fn lay_out(&self, loss: &Tensor) -> Result<()> {
-        self.units.make_ready()?;
-        let parameters = self.parameters.all();
-        let mut order = Vec::new();
-        for parameter in self.units.gradients_of(loss) {
-            if !order.contains(&parameter) {
-                order.push(parameter);
-            }
-        }
-        let trained = (0..parameters.len()).filter(|number| parameters[*number].is_trained);
-        let mut rest: Vec<usize> = trained.filter(|number| !order.contains(number)).collect();
-        if !self.options.find_unused_parameters {
-            self.fail_for_unused(&rest)?;
-        }
-        rest.sort_by(|a, b| parameters[*a].info.name.cmp(&parameters[*b].info.name));
-        order.extend(rest);
-        let mut agreed: Vec<u32> = order.iter().map(|number| *number as u32).collect();
-        self.mesh.world.broadcast(&mut agreed, 0)?;
-        let order: Vec<usize> = agreed.iter().map(|number| *number as usize).collect();
-        let layouts = buckets(
-            &order,
-            &parameters,
-            self.mesh.shard.size(),
-            self.options.first_bucket_bytes,
-            self.options.bucket_bytes,
-        );
-        self.gradients
-            .lay_out(&self.mesh, layouts, parameters.len(), self.options.reduce_dtype)
-    }
-
-    fn fail_for_unused(&self, numbers: &[usize]) -> Result<()> {
-        let parameters = self.parameters.all();
-        let trained = numbers
-            .iter()
-            .map(|number| &parameters[*number])
-            .filter(|p| p.is_trained);
-        let names: Vec<_> = trained.map(|parameter| parameter.info.name.clone()).collect();
-        if names.is_empty() {
-            return Ok(());
-        }
-        Err(Error::NoGradient { names })
-    }
-
     fn loss_guard(&self) -> MutexGuard<'_, LossGuard> {
         self.loss_guard.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -634,13 +519,4 @@ impl Engine {
     fn optimizer(&self) -> MutexGuard<'_, Option<Optimizer>> {
         self.optimizer.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn check_shape(loss: &Tensor) -> Result<()> {
-    if loss.elem_count() == 1 {
-        return Ok(());
-    }
-    Err(Error::LossShape {
-        shape: loss.dims().to_vec(),
-    })
 }

@@ -43,12 +43,13 @@ mod reduction;
 pub(crate) use exchange::bytes_of;
 use reduction::Reduction;
 
+use crate::anomaly::{Anomaly, AnomalyWatch};
 use crate::bucket::{Bucket, Held, Memory};
 use crate::layout::BucketLayout;
 use crate::mesh::Mesh;
 use crate::overflow::{Finiteness, is_finite};
 use crate::weighted_mean::WeightedMean;
-use crate::{Error, Residence, Result};
+use crate::{Error, ParameterInfo, Residence, Result};
 use candle_core::{CpuStorage, DType, Storage, Tensor};
 use rayon::prelude::*;
 use sconce_collectives::{Buffer, Communicator, ReduceOp};
@@ -78,6 +79,9 @@ struct State {
     mesh: Option<Arc<Mesh>>,
     reduce_dtype: Option<DType>,
     buckets: Vec<Bucket>,
+    parameters: Vec<Arc<ParameterInfo>>,
+    /// Where gradients that are not finite are looked for.
+    watch: Option<AnomalyWatch>,
     /// Bucket and slot of every parameter.
     places: Vec<(usize, usize)>,
     /// Buffers for sharded gradients that are free.
@@ -126,12 +130,12 @@ impl Gradients {
         &self,
         mesh: &Arc<Mesh>,
         layouts: Vec<BucketLayout>,
-        parameters: usize,
+        parameters: Vec<Arc<ParameterInfo>>,
         reduce_dtype: DType,
     ) -> Result<()> {
         let mut state = self.lock();
         state.reduce_dtype = Some(reduce_dtype);
-        state.places = vec![(0, 0); parameters];
+        state.places = vec![(0, 0); parameters.len()];
         let passing = layouts
             .iter()
             .filter(|layout| layout.placement.gradient == Residence::Sharded)
@@ -155,7 +159,8 @@ impl Gradients {
             let allocate = |elements| Ok(group.allocate_elements::<f32>(elements)?);
             state.buckets.push(Bucket::new(layout, allocate)?);
         }
-        state.holds = vec![false; parameters];
+        state.holds = vec![false; parameters.len()];
+        state.parameters = parameters;
         (state.scale, state.loss_scale) = (1.0, 1.0);
         state.mesh = Some(Arc::clone(mesh));
         Ok(())
@@ -181,6 +186,7 @@ impl Gradients {
         state.arrived = vec![false; state.places.len()];
         state.to_come = to_come.unwrap_or_else(|| vec![1; state.places.len()]);
         state.failure = None;
+        state.watch.iter_mut().for_each(AnomalyWatch::begin);
         for bucket in &mut state.buckets {
             bucket.missing = bucket.layout.slots.len();
         }
@@ -228,6 +234,16 @@ impl Gradients {
             complete.extend(state.expect(*parameter, *change).then_some(*parameter));
         }
         state.then_send(Ok(complete))
+    }
+
+    /// Looks at gradients as they come in, from now on.
+    pub(crate) fn watch(&self, watch: AnomalyWatch) {
+        self.lock().watch = Some(watch);
+    }
+
+    /// Returns the first gradient of the last backward that was not finite, if they are looked at.
+    pub(crate) fn anomaly(&self) -> Option<Anomaly> {
+        self.lock().watch.as_ref().and_then(AnomalyWatch::found)
     }
 
     /// Gives up the backward under way; what is held is incomplete from now on.
@@ -433,6 +449,10 @@ impl State {
             ))));
         };
         let values = &values[layout.start_offset()..][..layout.shape().elem_count()];
+        if let Some(watch) = &mut self.watch {
+            let is_finite = values.par_chunks(BLOCK).all(is_finite);
+            watch.look_at(&self.parameters[parameter], values, is_finite)?;
+        }
         let number = self.places[parameter].0;
         // A buffer that is passed on holds this backward's gradients only.
         let is_first = if self.buckets[number].is_sharded() {

@@ -23,6 +23,7 @@
 
 #![deny(unsafe_code)]
 
+mod anomaly;
 mod bucket;
 mod candle_optimizer;
 mod disk;
@@ -61,6 +62,7 @@ mod var_builder;
 mod weighted_mean;
 mod weights;
 
+pub use anomaly::Anomaly;
 pub use candle_optimizer::CandleOptimizer;
 pub use disk::{DiskState, DiskValues};
 pub use engine::Engine;

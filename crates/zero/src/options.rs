@@ -28,6 +28,10 @@ pub struct EngineOptions {
     pub skip_nonfinite: bool,
     /// Allows parameters that get no gradient; they are not updated in a step in which no rank used them.
     pub find_unused_parameters: bool,
+    /// Looks for what is not finite, as PyTorch's `detect_anomaly`: a loss that is not is an error, and so is the first
+    /// gradient of a backward that is not, by the parameter's name. Where steps with such gradients are skipped, they are only
+    /// noted ([`Engine::last_anomaly`](crate::Engine::last_anomaly)) and logged. Costs a pass over the gradients.
+    pub detect_anomaly: bool,
     /// Size at which the first gradient bucket is closed, in bytes.
     pub first_bucket_bytes: usize,
     /// Size at which the other gradient buckets are closed, in bytes.
@@ -57,6 +61,7 @@ impl Default for EngineOptions {
             loss_scaling: None,
             skip_nonfinite: false,
             find_unused_parameters: false,
+            detect_anomaly: false,
             first_bucket_bytes: 1 << 20,
             bucket_bytes: 25 << 20,
             reduce_dtype: DType::F32,

@@ -56,6 +56,8 @@ pub struct RunSettings {
     pub reduction: GradientReduction,
     /// Allows parameters that get no gradient.
     pub find_unused_parameters: bool,
+    /// Looks for losses and gradients that are not finite.
+    pub detect_anomaly: bool,
     /// Size at which gradient buckets are closed, in bytes of f32; `None` leaves it to the engine.
     pub bucket_bytes: Option<usize>,
     /// How sharded parameters are gathered.
@@ -215,6 +217,7 @@ impl RunSettings {
             strategy: custom.unwrap_or(default.strategy),
             loss_scaling: self.loss_scaling.clone(),
             find_unused_parameters: self.find_unused_parameters,
+            detect_anomaly: self.detect_anomaly,
             first_bucket_bytes: default.first_bucket_bytes.min(bucket_bytes),
             bucket_bytes,
             reduce_dtype: self.reduce_dtype,

@@ -227,7 +227,7 @@ fn expected_norm(count: usize, divisor: f64) -> f64 {
     let (features, targets, _) = dataset(18);
     let initial = parameters(&model(&*accumulating(single(), 1)));
     let initial: Vec<f64> = initial.iter().map(|p| f64::from(*p)).collect();
-    let mut sum = vec![0.0; FEATURES + 1];
+    let mut sum = [0.0; FEATURES + 1];
     for micro in 0..count {
         let rows: Vec<usize> = (micro * 6..micro * 6 + 6).collect();
         let own = gradient(&initial, &features, &targets, &rows);

@@ -98,8 +98,11 @@ fn the_constant_schedule_keeps_the_optimizers_own_rate() {
     );
 }
 
-/// Every way of counting: what the builder is told, and the steps of `ranks` ranks' one call after a step that took place.
-fn countings() -> Vec<(fn(AcceleratorBuilder) -> AcceleratorBuilder, fn(u64) -> u64)> {
+/// What a builder is told, and the steps of one call after a step that took place, by the number of ranks.
+type Counting = (fn(AcceleratorBuilder) -> AcceleratorBuilder, fn(u64) -> u64);
+
+/// Every way of counting; the first two are tied to the optimizer.
+fn countings() -> Vec<Counting> {
     vec![
         (|builder| builder, |_| 1),
         (

@@ -116,8 +116,10 @@ fn train(world: usize, weighted: bool, builder: &(dyn Fn() -> AcceleratorBuilder
     ranks.swap_remove(0)
 }
 
+type Kind = (&'static str, fn() -> AcceleratorBuilder);
+
 /// A builder of every kind of sharding.
-fn kinds() -> Vec<(&'static str, fn() -> AcceleratorBuilder)> {
+fn kinds() -> Vec<Kind> {
     vec![
         ("data parallel", AcceleratorBuilder::default),
         ("each batch", || AcceleratorBuilder::default().sync_each_batch(true)),
