@@ -3,12 +3,13 @@
 use crate::accumulation::Accumulation;
 use crate::data::{DataLoader, Dataset, PreparedLoader};
 use crate::deepspeed::{AutoValues, OptimizerSource, ScheduleSource};
+use crate::fp8::Fp8Scaling;
 use crate::schedule::Scheduler;
 use crate::{Error, Optimizer, Result, RunSettings};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
-use sconce_zero::{CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, Weights};
+use sconce_zero::{Autocast, CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, Weights};
 use std::sync::Arc;
 
 /// One rank's entry to distributed training of one model.
@@ -39,8 +40,15 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
     /// Returns the state of gradient accumulation.
     fn accumulation(&self) -> &Arc<Accumulation>;
 
+    /// Returns the scales of layers that compute in fp8, where that is the run's precision.
+    fn fp8(&self) -> Option<&Arc<Fp8Scaling>>;
+
+    /// Takes note that something is computed within [`autocast`](trait.Accelerator.html#method.autocast).
+    #[doc(hidden)]
+    fn note_autocast(&self);
+
     /// Returns a `VarBuilder` whose tensors are managed parameters, in the type of the run's precision
-    /// ([`RunSettings::compute_dtype`]) on this rank's device.
+    /// ([`RunSettings::parameter_dtype`]) on this rank's device.
     ///
     /// # Errors
     /// When the source cannot be used.
@@ -193,6 +201,21 @@ impl<'a> dyn Accelerator + 'a {
     /// an accumulation window; called by all ranks. When the optimizer steps does not change by it.
     pub fn trigger_sync_in_backward(&self) {
         self.accumulation().trigger();
+    }
+
+    /// Runs `work`, the forward and the loss, in which layers of [`nn`](crate::nn) compute products of f32 in the run's
+    /// precision; where [`AcceleratorBuilder::autocast`](crate::AcceleratorBuilder::autocast) is not set, it only runs `work`.
+    ///
+    /// [`nn::Linear`](crate::nn::Linear) and [`nn::causal_attention`](crate::nn::causal_attention()) round what they multiply to
+    /// bf16 (or f16) and give f32; everything else computes in f32: norms, softmax, loss, and the sums between blocks. The
+    /// backward needs no scope. The dtypes of all tensors are what they are outside, so that nothing has to be converted.
+    pub fn autocast<R>(&self, work: impl FnOnce() -> R) -> R {
+        let settings = self.settings();
+        if !settings.autocast || settings.compute_dtype() == candle_core::DType::F32 {
+            return work();
+        }
+        self.note_autocast();
+        Autocast::to(settings.compute_dtype()).during(work)
     }
 
     /// Says whether this micro-batch ends an accumulation window.

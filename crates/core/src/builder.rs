@@ -2,10 +2,11 @@
 
 use crate::deepspeed::{DeepSpeedConfig, MixedPrecision};
 use crate::environment as variable;
+use crate::fp8::Fp8Recipe;
 use crate::managed::ManagedAccelerator;
 use crate::schedule::ScheduleAdvance;
 use crate::settings::{Environment, ProgramSettings};
-use crate::{Accelerator, DeviceRequest, Result, RunSettings};
+use crate::{Accelerator, DeviceRequest, Error, Result, RunSettings};
 use candle_core::Device;
 use sconce_collectives::{Options, World, connect};
 use sconce_fsdp::FullyShardedOptions;
@@ -29,6 +30,7 @@ pub struct AcceleratorBuilder {
     seed: Option<u64>,
     strategy: Option<Box<dyn ShardingStrategy>>,
     frozen: ParameterSet,
+    keep_in_f32: ParameterSet,
     timeout: Option<Duration>,
     device: Option<DeviceRequest>,
     connection: Option<(World, std::sync::Arc<dyn sconce_collectives::Communicator>)>,
@@ -77,6 +79,32 @@ impl AcceleratorBuilder {
     #[must_use]
     pub fn frozen(mut self, parameters: ParameterSet) -> Self {
         self.frozen = parameters;
+        self
+    }
+
+    /// Names the parameters that are f32 whatever the run's precision; none by default. Layers of [`nn`](crate::nn) that they
+    /// belong to compute in f32, not in fp8 either, and give results of their input's type: what follows them does not change.
+    /// Layers of others get f32 parameters beside narrower inputs, which candle refuses to mix.
+    #[must_use]
+    pub fn keep_in_f32(mut self, parameters: ParameterSet) -> Self {
+        self.keep_in_f32 = parameters;
+        self
+    }
+
+    /// Keeps all parameters and activations f32; within [`autocast`](trait.Accelerator.html#method.autocast) layers of
+    /// [`nn`](crate::nn) compute their products in the run's precision, as PyTorch's autocast does. By default parameters
+    /// and activations have the run's precision, as in DeepSpeed.
+    #[must_use]
+    pub fn autocast(mut self, autocast: bool) -> Self {
+        self.program.autocast = autocast;
+        self
+    }
+
+    /// Sets how scales of fp8 come to be, in the place of the environment (`ACCELERATE_FP8_*`); used where the precision is
+    /// [`MixedPrecision::Fp8`].
+    #[must_use]
+    pub fn fp8(mut self, recipe: Fp8Recipe) -> Self {
+        self.program.fp8 = Some(recipe);
         self
     }
 
@@ -231,6 +259,13 @@ impl AcceleratorBuilder {
         // Before ranks wait for one that has no device.
         let request = self.device.map_or_else(|| DeviceRequest::from_lookup(&lookup), Ok)?;
         let device = request.open(&world)?;
+        if settings.fp8.is_some() && !device.is_cpu() {
+            return Err(Error::Setting {
+                setting: "mixed_precision",
+                value: "fp8".into(),
+                expected: "fp8 is emulated on the CPU only in this version; use bf16 on a GPU".into(),
+            });
+        }
         let folder = lookup(variable::SCONCE_FLIGHT_RECORDER).map_or_else(std::env::temp_dir, PathBuf::from);
         let options = Options {
             timeout: timeout.unwrap_or(Options::default().timeout),
@@ -249,6 +284,7 @@ impl AcceleratorBuilder {
         }
         let options = EngineOptions {
             frozen: self.frozen,
+            keep_in_f32: self.keep_in_f32,
             ..settings.engine_options(self.strategy, &world)?
         };
         let engine = Engine::new(communicator, options)?;

@@ -35,6 +35,7 @@ pub mod deepspeed;
 mod device;
 pub mod environment;
 mod error;
+pub mod fp8;
 mod managed;
 pub mod nn;
 mod optimizer;
@@ -59,8 +60,9 @@ pub use sconce_fsdp::{
     ReshardAfterForward, StateDictType, WrapPolicy,
 };
 pub use sconce_zero::{
-    Adagrad, Adam, AdamW, Anomaly, BackoffScaling, CandleOptimizer, DataParallel, DiskOptions, Engine, EngineOptions,
-    Gathered, Gathering, HysteresisScaling, Lion, LocalTensor, LossScaling, MemoryReport, Offloaded, OptimizerRule,
-    ParameterGroups, ParameterInfo, ParameterSet, Placement, RandomState, Residence, Sgd, ShardingStrategy, Tensors,
-    Tier, Unit, UnitCandidate, UnitPolicy, WeightFiles, Weights, ZeroStage, unit, unit_of_class,
+    Adagrad, Adam, AdamW, Anomaly, Autocast, BackoffScaling, CandleOptimizer, DataParallel, DiskOptions, Engine,
+    EngineOptions, Gathered, Gathering, HysteresisScaling, Lion, LocalTensor, LossScaling, MemoryReport, Offloaded,
+    OptimizerRule, ParameterGroups, ParameterInfo, ParameterSet, Placement, RandomState, Residence, Sgd,
+    ShardingStrategy, Tensors, Tier, Unit, UnitCandidate, UnitPolicy, WeightFiles, Weights, ZeroStage, unit,
+    unit_of_class,
 };

@@ -4,14 +4,15 @@ use crate::accelerator::check_announced;
 use crate::accumulation::Accumulation;
 use crate::clipping::StepClipping;
 use crate::deepspeed::GradientReduction;
+use crate::fp8::Fp8Scaling;
 use crate::spent_losses::SpentLosses;
 use crate::{Accelerator, Error, Optimizer, Result, RunSettings};
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, Connection, Traffic, World};
 use sconce_zero::{CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, RandomState, Weights};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// An accelerator whose parameters are managed by an [`Engine`].
 #[derive(Debug)]
@@ -24,6 +25,9 @@ pub(crate) struct ManagedAccelerator {
     accumulation: Arc<Accumulation>,
     clipping: Arc<StepClipping>,
     spent_losses: SpentLosses,
+    fp8: Option<Arc<Fp8Scaling>>,
+    /// Whether something has been computed within `autocast`.
+    is_autocast: AtomicBool,
     /// Last, so that the store outlives the group.
     _connection: Option<Connection>,
 }
@@ -48,6 +52,8 @@ impl ManagedAccelerator {
                 settings.synchronisation,
             )),
             clipping: Arc::new(StepClipping::new(settings.clipping.clone())),
+            fp8: settings.fp8.clone().map(|recipe| Arc::new(Fp8Scaling::new(recipe))),
+            is_autocast: AtomicBool::new(false),
             settings,
             spent_losses: SpentLosses::default(),
             _connection: connection,
@@ -75,7 +81,25 @@ impl ManagedAccelerator {
     /// Refuses what can be no backward of this loop, before anything is changed.
     fn check_backward(&self, loss: &Tensor) -> Result<()> {
         check_announced(&self.accumulation)?;
-        self.spent_losses.check(loss.id())
+        self.spent_losses.check(loss.id())?;
+        if self.settings.autocast && self.settings.compute_dtype() != DType::F32 && !self.is_autocast.load(Relaxed) {
+            return Err(Error::Order {
+                what: "backward",
+                hint: "the run is set to autocast, and nothing has been computed within it, but in f32; compute the loss in \
+                       accelerator.autocast(|| ..)"
+                    .into(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes note of a backward that has been.
+    fn end_backward(&self, loss: &Tensor) -> Result<()> {
+        self.spent_losses.spend(loss.id());
+        match &self.fp8 {
+            Some(scaling) => scaling.update(&**self.communicator()),
+            None => Ok(()),
+        }
     }
 
     fn optimizer(&self, learning_rate: f64) -> Optimizer {
@@ -115,13 +139,25 @@ impl Accelerator for ManagedAccelerator {
         &self.settings
     }
 
+    fn fp8(&self) -> Option<&Arc<Fp8Scaling>> {
+        self.fp8.as_ref()
+    }
+
+    fn note_autocast(&self) {
+        self.is_autocast.store(true, Relaxed);
+    }
+
     fn accumulation(&self) -> &Arc<Accumulation> {
         &self.accumulation
     }
 
     fn var_builder(&self, weights: Weights) -> Result<VarBuilder<'static>> {
-        let dtype = self.settings.compute_dtype();
-        Ok(self.engine.var_builder(weights, dtype, &self.device)?)
+        let dtype = self.settings.parameter_dtype();
+        let vb = self.engine.var_builder(weights, dtype, &self.device)?;
+        Ok(match &self.fp8 {
+            Some(scaling) => crate::fp8::with_scaling(vb, Arc::clone(scaling)),
+            None => vb,
+        })
     }
 
     fn prepare_optimizer(&self, rule: Box<dyn OptimizerRule>) -> Result<Optimizer> {
@@ -153,8 +189,7 @@ impl Accelerator for ManagedAccelerator {
             (loss / divisor)?
         };
         self.engine.backward(&scaled, self.accumulation.take_reduction())?;
-        self.spent_losses.spend(loss.id());
-        Ok(())
+        self.end_backward(loss)
     }
 
     fn backward_weighted(&self, loss: &Tensor, weight: f64) -> Result<()> {
@@ -170,8 +205,7 @@ impl Accelerator for ManagedAccelerator {
         }
         let (reduces, completes) = (self.accumulation.take_reduction(), self.accumulation.synchronises());
         self.engine.backward_weighted(loss, weight, reduces, completes)?;
-        self.spent_losses.spend(loss.id());
-        Ok(())
+        self.end_backward(loss)
     }
 
     fn clip_grad_norm(&self, max_norm: f64) -> Result<Option<f64>> {

@@ -82,7 +82,7 @@ impl Engine {
         let mesh = Arc::new(Mesh::new(communicator, options.shard_group)?);
         let parameters = Arc::new(Parameters::new(
             Arc::clone(&strategy),
-            options.frozen,
+            (options.frozen, options.keep_in_f32),
             (options.units, options.recompute),
             mesh.place(),
         ));

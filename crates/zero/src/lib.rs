@@ -24,6 +24,7 @@
 #![deny(unsafe_code)]
 
 mod anomaly;
+mod autocast;
 mod bucket;
 mod candle_optimizer;
 mod disk;
@@ -63,6 +64,7 @@ mod weighted_mean;
 mod weights;
 
 pub use anomaly::Anomaly;
+pub use autocast::Autocast;
 pub use candle_optimizer::CandleOptimizer;
 pub use disk::{DiskState, DiskValues};
 pub use engine::Engine;

@@ -15,6 +15,8 @@ pub struct EngineOptions {
     pub shard_group: Option<usize>,
     /// Parameters that are not trained: they get no gradient and no optimizer state, but are sharded and saved as others.
     pub frozen: ParameterSet,
+    /// Parameters that are f32 whatever dtype the model asks for.
+    pub keep_in_f32: ParameterSet,
     /// Which of the parts that the model declares become units; all by default. The parameters of others belong to the
     /// part around them; where there is none, they are whole on every rank.
     pub units: UnitPolicy,
@@ -56,6 +58,7 @@ impl Default for EngineOptions {
             strategy: Box::new(DataParallel),
             shard_group: None,
             frozen: ParameterSet::none(),
+            keep_in_f32: ParameterSet::none(),
             units: UnitPolicy::all(),
             recompute: UnitPolicy::none(),
             loss_scaling: None,

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 pub(crate) struct Parameters {
     strategy: Arc<dyn ShardingStrategy>,
     frozen: ParameterSet,
+    kept_in_f32: ParameterSet,
     chosen: UnitPolicy,
     recomputed: UnitPolicy,
     rank: usize,
@@ -50,7 +51,7 @@ struct OpenPart {
 pub(crate) struct PartKind {
     pub(crate) is_unit: bool,
     pub(crate) is_recomputed: bool,
-    /// The dtype of its first parameter.
+    /// The dtype of its first parameter that is not kept in f32 beside others.
     pub(crate) dtype: Option<DType>,
 }
 
@@ -78,13 +79,14 @@ pub(crate) struct Receivers {
 impl Parameters {
     pub(crate) fn new(
         strategy: Arc<dyn ShardingStrategy>,
-        frozen: ParameterSet,
+        (frozen, kept_in_f32): (ParameterSet, ParameterSet),
         (chosen, recomputed): (UnitPolicy, UnitPolicy),
         (rank, world): (usize, usize),
     ) -> Self {
         Self {
             strategy,
             frozen,
+            kept_in_f32,
             chosen,
             recomputed,
             rank,
@@ -103,6 +105,12 @@ impl Parameters {
         receivers: &Receivers,
         initial: Initial,
     ) -> Result<Tensor> {
+        let info = ParameterInfo {
+            name: name.into(),
+            shape: shape.dims().to_vec(),
+        };
+        let is_kept = is_managed_dtype(dtype) && self.kept_in_f32.contains(&info);
+        let dtype = if is_kept { DType::F32 } else { dtype };
         let mut registered = self.lock();
         let registered = &mut *registered;
         if let Some(number) = registered.by_name.get(name) {
@@ -131,10 +139,7 @@ impl Parameters {
             });
         }
         let number = registered.parameters.len();
-        let info = Arc::new(ParameterInfo {
-            name: name.into(),
-            shape: shape.dims().to_vec(),
-        });
+        let info = Arc::new(info);
         let is_trained = !self.frozen.contains(&info);
         let mut placement = self.strategy.place(&info);
         if registered.open.is_empty() {
@@ -234,7 +239,7 @@ impl Parameters {
         let kind = PartKind {
             is_unit: self.chosen.chooses(&candidate) || must_gather,
             is_recomputed: self.recomputed.chooses(&candidate),
-            dtype: parameters.first().map(|number| all[*number].tensor.dtype()),
+            dtype: computed_in(parameters.iter().map(|number| all[*number].tensor.dtype())),
         };
         let parameters = parameters.clone();
         registered.units[number].kind = kind;
@@ -345,6 +350,12 @@ impl Registered {
             }
         }
     }
+}
+
+/// Returns the dtype that a part computes in, given those of its parameters: some may be kept in f32 beside narrower ones.
+fn computed_in(mut dtypes: impl Iterator<Item = DType> + Clone) -> Option<DType> {
+    let first = dtypes.clone().next();
+    dtypes.find(|dtype| *dtype != DType::F32).or(first)
 }
 
 fn rounded(dtype: DType, values: &[f32]) -> CpuStorage {

@@ -19,6 +19,8 @@ const NAME: &str = "embedding";
 #[derive(Debug, Clone)]
 pub struct Embedding {
     weight: Tensor,
+    /// The dtype of results.
+    dtype: DType,
 }
 
 /// Creates an [`Embedding`] of `vocab` rows of `hidden` elements from the parameter `weight`,
@@ -29,13 +31,18 @@ pub struct Embedding {
 /// Fails when `vb` has no such parameter of shape `[vocab, hidden]`.
 pub fn embedding(vocab: usize, hidden: usize, vb: VarBuilder) -> Result<Embedding> {
     let normal = Init::Randn { mean: 0.0, stdev: 1.0 };
-    Ok(Embedding::new(vb.get_with_hints((vocab, hidden), "weight", normal)?))
+    let weight = vb.get_with_hints((vocab, hidden), "weight", normal)?;
+    Ok(Embedding {
+        weight,
+        dtype: vb.dtype(),
+    })
 }
 
 impl Embedding {
     /// Creates the layer from a table of shape `[vocab, hidden]`.
     pub fn new(weight: Tensor) -> Self {
-        Self { weight }
+        let dtype = weight.dtype();
+        Self { weight, dtype }
     }
 
     /// Returns the table, of shape `[vocab, hidden]`; a tied output layer multiplies by its transpose.
@@ -45,7 +52,8 @@ impl Embedding {
 }
 
 impl Module for Embedding {
-    /// Returns the rows of `ids`: shape `[..]` gives `[.., hidden]` in the table's dtype.
+    /// Returns the rows of `ids`: shape `[..]` gives `[.., hidden]` in the table's dtype, or, beside a table that is
+    /// kept in f32, in that of the `VarBuilder` which the layer was made from.
     ///
     /// On a GPU the ids are copied to the host to check them, which waits for the work queued so far.
     ///
@@ -64,10 +72,14 @@ impl Module for Embedding {
                 rows: rows.into(),
                 shape: shape.into(),
             };
-            self.weight.contiguous()?.apply_op1(lookup)
+            self.weight.contiguous()?.apply_op1(lookup)?.to_dtype(self.dtype)
         } else {
             let ids = ids.to_device(self.weight.device())?.flatten_all()?.contiguous()?;
-            self.weight.contiguous()?.index_select(&ids, 0)?.reshape(shape)
+            self.weight
+                .contiguous()?
+                .index_select(&ids, 0)?
+                .reshape(shape)?
+                .to_dtype(self.dtype)
         }
     }
 }

@@ -4,6 +4,7 @@
 //! before it starts the ranks. In reading order: [`variables`] are parsed; [`said`] adds what code says and compares both
 //! with the file; [`resolve`], [`state`] and [`fully_sharded`] make the value.
 
+mod fp8;
 mod fully_sharded;
 mod given;
 mod resolve;
@@ -16,6 +17,7 @@ pub(crate) use variables::Environment;
 
 use crate::Result;
 use crate::deepspeed::{DeepSpeedConfig, GradientReduction, MixedPrecision};
+use crate::fp8::Fp8Recipe;
 use crate::schedule::ScheduleStepping;
 use candle_core::{DType, Device};
 use sconce_collectives::World;
@@ -37,8 +39,14 @@ use sconce_zero::{
 pub struct RunSettings {
     /// Where state lives.
     pub sharding: Sharding,
-    /// What the model computes in; parameters have this type, and f32 masters where it is not f32.
+    /// What the model computes in; parameters have this type, and f32 masters where it is not f32. With fp8 it is bf16, but
+    /// for products of linear layers.
     pub precision: MixedPrecision,
+    /// Whether parameters are f32 all the same, and layers compute their products in the run's precision within
+    /// [`autocast`](trait.Accelerator.html#method.autocast).
+    pub autocast: bool,
+    /// How scales of fp8 come to be, where that is the precision.
+    pub fp8: Option<Fp8Recipe>,
     /// How losses are scaled; `None` takes them as they are.
     ///
     /// With f16, DeepSpeed's rule where DeepSpeed is in use, otherwise PyTorch's. With bf16 under DeepSpeed a scale of 1:
@@ -147,11 +155,20 @@ pub struct BatchPlan {
 }
 
 impl RunSettings {
+    /// Returns the type of parameters: that in which the model computes, but with [`RunSettings::autocast`] f32.
+    pub fn parameter_dtype(&self) -> DType {
+        if self.autocast {
+            DType::F32
+        } else {
+            self.compute_dtype()
+        }
+    }
+
     /// Returns the type in which the model computes.
     pub fn compute_dtype(&self) -> DType {
         match self.precision {
             MixedPrecision::No => DType::F32,
-            MixedPrecision::Bf16 => DType::BF16,
+            MixedPrecision::Bf16 | MixedPrecision::Fp8 => DType::BF16,
             MixedPrecision::Fp16 => DType::F16,
         }
     }
