@@ -51,7 +51,7 @@ struct OpenPart {
 pub(crate) struct PartKind {
     pub(crate) is_unit: bool,
     pub(crate) is_recomputed: bool,
-    /// The dtype of its first parameter that is not kept in f32 beside others.
+    /// The dtype of its first parameter that is not kept in f32.
     pub(crate) dtype: Option<DType>,
 }
 
@@ -177,6 +177,7 @@ impl Parameters {
             tensor: tensor.clone(),
             placement,
             is_trained,
+            is_kept_in_f32: is_kept,
             home,
             origin: initial.source.describe(),
         });
@@ -236,10 +237,14 @@ impl Parameters {
         let is_in_shard = |number: &usize| matches!(all[*number].home, Home::Shard { .. });
         // With nothing around it, a part that shares a unit's parameters needs them gathered, too.
         let must_gather = registered.open.is_empty() && parameters.iter().any(is_in_shard);
+        let mut computing = parameters
+            .iter()
+            .map(|number| &all[*number])
+            .filter(|parameter| !parameter.is_kept_in_f32);
         let kind = PartKind {
             is_unit: self.chosen.chooses(&candidate) || must_gather,
             is_recomputed: self.recomputed.chooses(&candidate),
-            dtype: computed_in(parameters.iter().map(|number| all[*number].tensor.dtype())),
+            dtype: computing.next().map(|parameter| parameter.tensor.dtype()),
         };
         let parameters = parameters.clone();
         registered.units[number].kind = kind;
@@ -350,12 +355,6 @@ impl Registered {
             }
         }
     }
-}
-
-/// Returns the dtype that a part computes in, given those of its parameters: some may be kept in f32 beside narrower ones.
-fn computed_in(mut dtypes: impl Iterator<Item = DType> + Clone) -> Option<DType> {
-    let first = dtypes.clone().next();
-    dtypes.find(|dtype| *dtype != DType::F32).or(first)
 }
 
 fn rounded(dtype: DType, values: &[f32]) -> CpuStorage {

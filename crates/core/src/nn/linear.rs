@@ -61,7 +61,11 @@ pub fn linear_b(in_dim: usize, out_dim: usize, bias: bool, vb: VarBuilder) -> Re
     let layer = candle_nn::linear_b(in_dim, out_dim, bias, vb.clone())?;
     let is_kept = vb.dtype() != layer.weight().dtype();
     Ok(Linear {
-        fp8: fp8::layer_of(&vb, &[out_dim, in_dim]).filter(|_| !is_kept),
+        fp8: if is_kept {
+            None
+        } else {
+            fp8::layer_of(&vb, &[out_dim, in_dim])
+        },
         ..Linear::new(layer.weight().clone(), layer.bias().cloned())
     })
 }
