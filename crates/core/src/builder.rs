@@ -258,14 +258,14 @@ impl AcceleratorBuilder {
         let timeout = self.timeout.or(seconds.map(Duration::from_secs));
         // Before ranks wait for one that has no device.
         let request = self.device.map_or_else(|| DeviceRequest::from_lookup(&lookup), Ok)?;
-        let device = request.open(&world)?;
-        if settings.fp8.is_some() && !device.is_cpu() {
+        if settings.fp8.is_some() && !matches!(request, DeviceRequest::Cpu) {
             return Err(Error::Setting {
                 setting: "mixed_precision",
                 value: "fp8".into(),
                 expected: "fp8 is emulated on the CPU only in this version; use bf16 on a GPU".into(),
             });
         }
+        let device = request.open(&world)?;
         let folder = lookup(variable::SCONCE_FLIGHT_RECORDER).map_or_else(std::env::temp_dir, PathBuf::from);
         let options = Options {
             timeout: timeout.unwrap_or(Options::default().timeout),

@@ -21,7 +21,7 @@ use sconce_examples::models::{Llama, LlamaConfig};
 pub(crate) struct Run {
     pub(crate) losses: Vec<f64>,
     pub(crate) norms: Vec<f64>,
-    /// Losses, norms and all weights after [`SHORT`] steps, as bits.
+    /// Losses, norms, skipped steps and all weights after [`SHORT`] steps, as bits.
     pub(crate) early: Vec<u64>,
     pub(crate) skipped: u64,
     pub(crate) loss_scale: f64,
@@ -101,7 +101,10 @@ pub(crate) fn train(steps: usize, builder: &(dyn Fn() -> AcceleratorBuilder + Sy
             acc.communicator().all_reduce(&mut mean, ReduceOp::Mean).unwrap();
             losses.push(mean[0]);
             if step + 1 == SHORT {
-                early.extend(losses.iter().chain(&norms).map(|value| value.to_bits()));
+                // Overflow may show as infinity or as NaN.
+                let finite = |value: &f64| if value.is_finite() { value.to_bits() } else { 0 };
+                early.extend(losses.iter().chain(&norms).map(finite));
+                early.push(optimizer.skipped_steps());
                 for (_, tensor) in acc.engine().tensors(true).unwrap() {
                     let wide = tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
                     let bits = wide.to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits);

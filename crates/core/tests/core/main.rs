@@ -3,6 +3,7 @@
 mod accumulating;
 mod configured;
 mod deepspeed;
+mod fp8;
 mod fully_sharded;
 mod fully_sharded_training;
 mod learning_rates;
