@@ -189,7 +189,7 @@ impl<'a> dyn Accelerator + 'a {
 
     /// Runs `work`, in which every backward keeps its gradients on this rank, also one that ends an accumulation window.
     ///
-    /// The last backward before a step must lie outside, or follow [`trigger_sync_in_backward`](Self::trigger_sync_in_backward):
+    /// The last backward before a step must lie outside, or follow `trigger_sync_in_backward`:
     /// a step of gradients that are not reduced is an error. Sharded gradients (ZeRO-2 and -3, FSDP) are reduced all the same.
     /// Where the backward runs is what counts, not where the forward did.
     pub fn no_sync<R>(&self, work: impl FnOnce() -> R) -> R {
@@ -197,7 +197,7 @@ impl<'a> dyn Accelerator + 'a {
         work()
     }
 
-    /// Makes the next backward reduce all gradients held over the ranks, also inside [`no_sync`](Self::no_sync) and inside
+    /// Makes the next backward reduce all gradients held over the ranks, also inside `no_sync` and inside
     /// an accumulation window; called by all ranks. When the optimizer steps does not change by it.
     pub fn trigger_sync_in_backward(&self) {
         self.accumulation().trigger();

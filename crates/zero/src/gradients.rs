@@ -39,11 +39,12 @@
 mod exchange;
 mod measures;
 mod reduction;
+mod window;
 
 pub(crate) use exchange::bytes_of;
 use reduction::Reduction;
 
-use crate::anomaly::{Anomaly, AnomalyWatch};
+use crate::anomaly::AnomalyWatch;
 use crate::bucket::{Bucket, Held, Memory};
 use crate::layout::BucketLayout;
 use crate::mesh::Mesh;
@@ -193,27 +194,6 @@ impl Gradients {
         Ok(state.loss_scale)
     }
 
-    /// Says what the gradients held weigh, if their losses had weights.
-    ///
-    /// # Errors
-    /// [`Error::Order`] where gradients with and without weights would be added: `weighted` says of what kind those that
-    /// come are.
-    pub(crate) fn mean(&self, weighted: bool) -> Result<Option<WeightedMean>> {
-        let state = self.lock();
-        if state.phase == Phase::Empty || state.mean.is_some() == weighted {
-            return Ok(state.mean.filter(|_| weighted));
-        }
-        Err(Error::Order {
-            what: "a backward with a weight and one without in one window",
-            hint: "call backward_weighted for every micro-batch of a window or for none, and zero_grad after the step",
-        })
-    }
-
-    /// Takes note of what the gradients held weigh.
-    pub(crate) fn set_mean(&self, mean: WeightedMean) {
-        self.lock().mean = Some(mean);
-    }
-
     /// Takes a gradient of a parameter in this backward, and says whether it was the last to come; called by the
     /// parameter's hook.
     pub(crate) fn accept(&self, parameter: usize, gradient: &Tensor) -> candle_core::Result<bool> {
@@ -234,16 +214,6 @@ impl Gradients {
             complete.extend(state.expect(*parameter, *change).then_some(*parameter));
         }
         state.then_send(Ok(complete))
-    }
-
-    /// Looks at gradients as they come in, from now on.
-    pub(crate) fn watch(&self, watch: AnomalyWatch) {
-        self.lock().watch = Some(watch);
-    }
-
-    /// Returns the first gradient of the last backward that was not finite, if they are looked at.
-    pub(crate) fn anomaly(&self) -> Option<Anomaly> {
-        self.lock().watch.as_ref().and_then(AnomalyWatch::found)
     }
 
     /// Gives up the backward under way; what is held is incomplete from now on.

@@ -8,6 +8,7 @@ mod fully_sharded;
 mod fully_sharded_training;
 mod learning_rates;
 mod loading;
+mod loop_settings;
 mod random;
 mod run_settings;
 mod schedules;

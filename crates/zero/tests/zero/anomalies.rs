@@ -22,7 +22,7 @@ fn watched(communicator: &Arc<dyn Communicator>, options: EngineOptions) -> (Eng
 fn loss([early, middle, late, last]: &[Tensor; 4], is_broken: bool) -> Tensor {
     let hidden = (early * middle).unwrap();
     let hidden = if is_broken {
-        (&hidden - &hidden).unwrap().sqrt().unwrap()
+        (&hidden * hidden.zeros_like().unwrap()).unwrap().sqrt().unwrap()
     } else {
         hidden
     };
