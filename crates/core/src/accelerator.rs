@@ -8,7 +8,8 @@ use crate::{Error, Optimizer, Result, RunSettings};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
-use sconce_zero::{CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, Weights};
+use sconce_zero::{CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, ParameterSet, Weights};
+use std::io::Write as _;
 use std::sync::Arc;
 
 /// One rank's entry to distributed training of one model.
@@ -38,6 +39,19 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
 
     /// Returns the state of gradient accumulation.
     fn accumulation(&self) -> &Arc<Accumulation>;
+
+    /// Returns an accelerator for another model that is trained in the same loop, as a GAN's discriminator beside its
+    /// generator; called by all ranks.
+    ///
+    /// It has parameters, gradients, an optimizer and a loss scale of its own. Ranks, device, seed, settings and the place in
+    /// the accumulation window are those of this one, so `accumulate` is called once for all models, and a loader may be
+    /// prepared by either. `backward` trains the model whose accelerator it is called of: a loss may pass through others'
+    /// parameters, which get no gradients from it. Models that one loss trains together belong to one accelerator, with
+    /// [`ParameterGroups`](crate::ParameterGroups) for different settings. Parameters in `frozen` are not trained.
+    ///
+    /// # Errors
+    /// Failures of the group.
+    fn for_another_model(&self, frozen: ParameterSet) -> Result<Box<dyn Accelerator>>;
 
     /// Returns a `VarBuilder` whose tensors are managed parameters, in the type of the run's precision
     /// ([`RunSettings::compute_dtype`]) on this rank's device.
@@ -201,10 +215,11 @@ impl<'a> dyn Accelerator + 'a {
         crate::together::together(&**self.communicator(), outcome)
     }
 
-    /// Prints one line, on rank 0 only.
+    /// Prints one line, on rank 0 only; does nothing when nobody reads it any more.
     pub fn print(&self, line: impl std::fmt::Display) {
         if self.is_main_process() {
-            println!("{line}");
+            // `println!` would panic when, say, `head` has read enough, and end a run that is well.
+            let _ = writeln!(std::io::stdout(), "{line}");
         }
     }
 

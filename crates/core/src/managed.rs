@@ -4,11 +4,14 @@ use crate::accelerator::check_announced;
 use crate::accumulation::Accumulation;
 use crate::clipping::StepClipping;
 use crate::deepspeed::GradientReduction;
-use crate::{Accelerator, Optimizer, Result, RunSettings};
+use crate::{Accelerator, Optimizer, Result, RunSettings, Sharding};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, Connection, Traffic, World};
-use sconce_zero::{CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, RandomState, Weights};
+use sconce_zero::{
+    CandleOptimizer, Engine, EngineOptions, LocalTensor, MemoryReport, OptimizerRule, ParameterSet, RandomState,
+    ShardingStrategy, Weights,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -18,12 +21,13 @@ pub(crate) struct ManagedAccelerator {
     world: World,
     engine: Arc<Engine>,
     device: Device,
-    seed: AtomicU64,
+    /// Shared by the accelerators of one loop's models.
+    seed: Arc<AtomicU64>,
     settings: RunSettings,
     accumulation: Arc<Accumulation>,
     clipping: Arc<StepClipping>,
     /// Last, so that the store outlives the group.
-    _connection: Option<Connection>,
+    _connection: Option<Arc<Connection>>,
 }
 
 impl ManagedAccelerator {
@@ -40,11 +44,11 @@ impl ManagedAccelerator {
             world,
             engine: Arc::new(engine),
             device,
-            seed: AtomicU64::new(seed),
+            seed: Arc::new(AtomicU64::new(seed)),
             accumulation: Arc::new(Accumulation::new(settings.batch.accumulation_steps)),
             clipping: Arc::new(StepClipping::new(settings.clipping.clone())),
             settings,
-            _connection: connection,
+            _connection: connection.map(Arc::new),
         }
     }
 
@@ -104,6 +108,28 @@ impl Accelerator for ManagedAccelerator {
 
     fn accumulation(&self) -> &Arc<Accumulation> {
         &self.accumulation
+    }
+
+    fn for_another_model(&self, frozen: ParameterSet) -> Result<Box<dyn Accelerator>> {
+        let custom: Option<Box<dyn ShardingStrategy>> = match self.settings.sharding {
+            Sharding::Custom(_) => Some(Box::new(Arc::clone(self.engine.strategy()))),
+            _ => None,
+        };
+        let options = EngineOptions {
+            frozen,
+            ..self.settings.engine_options(custom, &self.world)?
+        };
+        let engine = Engine::new(Arc::clone(self.engine.communicator()), options)?;
+        Ok(Box::new(Self {
+            world: self.world.clone(),
+            engine: Arc::new(engine),
+            device: self.device.clone(),
+            seed: Arc::clone(&self.seed),
+            settings: self.settings.clone(),
+            accumulation: Arc::clone(&self.accumulation),
+            clipping: Arc::new(StepClipping::new(self.settings.clipping.clone())),
+            _connection: self._connection.clone(),
+        }))
     }
 
     fn var_builder(&self, weights: Weights) -> Result<VarBuilder<'static>> {

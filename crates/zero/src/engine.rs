@@ -2,6 +2,7 @@
 
 mod agreement;
 
+use crate::backward_scope::BackwardScope;
 use crate::candle_optimizer::{CandleOptimizer, SharesInVariables};
 use crate::gathered::Gathered;
 use crate::gradients::{Gradients, bytes_of};
@@ -156,6 +157,11 @@ impl Engine {
             spare: self.units.spare_bytes() as u64,
             gathered_peak: live.peak_bytes as u64,
         }
+    }
+
+    /// Returns the choice of where state lives.
+    pub fn strategy(&self) -> &Arc<dyn ShardingStrategy> {
+        &self.strategy
     }
 
     /// Returns the group of all ranks.
@@ -537,9 +543,12 @@ impl Engine {
         let scale = self.loss_guard().scale();
         let to_come = self.units.gradients_to_come(loss);
         let scale = self.gradients.begin(synchronise, scale, to_come)?;
+        let scope = BackwardScope::enter(&self.gradients);
         if let Err(error) = scaled(loss, scale)?.backward() {
             return Err(self.gradients.take_failure().unwrap_or(Error::Candle(error)));
         }
+        scope.others().iter().try_for_each(|units| units.end_backward())?;
+        drop(scope);
         if !self.options.find_unused_parameters {
             self.fail_for_unused(&self.gradients.missing())?;
         }

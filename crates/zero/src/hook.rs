@@ -4,6 +4,7 @@
 //! backward of a graph, when every consumer of the parameter in it has contributed: the gradient goes straight into its bucket, and
 //! `None` keeps it out of candle's gradient store.
 
+use crate::backward_scope::{is_of_another, note_reached};
 use crate::parameters::Receivers;
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CustomOp1, Device, Layout, Result, Shape, Storage, Tensor, Var};
@@ -43,6 +44,10 @@ impl CustomOp1 for GradientHook {
     }
 
     fn bwd(&self, _anchor: &Tensor, _parameter: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        if is_of_another(&self.receivers.gradients) {
+            note_reached(&self.receivers.units);
+            return Ok(None);
+        }
         let is_complete = self.receivers.gradients.accept(self.number, gradient)?;
         if let Some(units) = self.receivers.units.upgrade().filter(|_| is_complete) {
             units.gradient_came(self.number)?;

@@ -23,6 +23,7 @@
 
 #![deny(unsafe_code)]
 
+mod backward_scope;
 mod bucket;
 mod candle_optimizer;
 mod disk;

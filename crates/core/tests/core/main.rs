@@ -11,6 +11,7 @@ mod random;
 mod run_settings;
 mod schedules;
 mod settings;
+mod several_models;
 mod skipping;
 mod tensors;
 mod training;
