@@ -120,7 +120,7 @@ fn sharded_models_come_to_the_same_bits_also_where_they_compute_again() {
         let fsdp = || {
             AcceleratorBuilder::default().fully_sharded(FullyShardedOptions {
                 sharding_strategy: Some(FsdpStrategy::FullShard),
-                auto_wrap_policy: Some(WrapPolicy::default()),
+                auto_wrap_policy: Some(WrapPolicy::TransformerBased { classes: Vec::new() }),
                 activation_checkpointing: Some(true),
                 ..FullyShardedOptions::default()
             })
