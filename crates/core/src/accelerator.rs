@@ -8,9 +8,12 @@ use crate::{Error, Optimizer, Result, RunSettings};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
-use sconce_zero::{CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, ParameterSet, Weights};
+use sconce_zero::{
+    CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, ParameterSet, RandomState, Weights,
+};
 use std::io::Write as _;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// One rank's entry to distributed training of one model.
 ///
@@ -39,6 +42,9 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
 
     /// Returns the state of gradient accumulation.
     fn accumulation(&self) -> &Arc<Accumulation>;
+
+    /// Returns this rank's flag of [`set_trigger`](trait.Accelerator.html#method.set_trigger).
+    fn trigger(&self) -> &AtomicBool;
 
     /// Returns an accelerator for another model that is trained in the same loop, as a GAN's discriminator beside its
     /// generator; called by all ranks.
@@ -237,6 +243,14 @@ impl<'a> dyn Accelerator + 'a {
     /// When shapes or dtypes differ, or the group fails.
     pub fn reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<Tensor> {
         Ok(self.communicator().all_reduce_tensor(tensor, op)?)
+    }
+
+    /// Returns the reduction of all ranks' tensors, multiplied by `scale`.
+    ///
+    /// # Errors
+    /// As [`reduce`](trait.Accelerator.html#method.reduce).
+    pub fn reduce_scaled(&self, tensor: &Tensor, op: ReduceOp, scale: f64) -> Result<Tensor> {
+        Ok((self.reduce(tensor, op)? * scale)?)
     }
 
     /// Returns rank `from`'s tensor; the others' give only shape and dtype.

@@ -35,11 +35,15 @@ pub mod deepspeed;
 mod device;
 pub mod environment;
 mod error;
+mod executable_batch_size;
+mod launch_threads;
 mod managed;
 pub mod nn;
 mod optimizer;
+mod processes;
 pub mod schedule;
 mod settings;
+mod split;
 mod tensors;
 mod together;
 
@@ -48,9 +52,12 @@ pub use builder::{AcceleratorBuilder, accelerator};
 pub use data::{DataLoader, Dataset, PreparedLoader, TensorDataset};
 pub use device::DeviceRequest;
 pub use error::{Error, Result};
+pub use executable_batch_size::is_out_of_memory;
+pub use launch_threads::launch_threads;
 pub use optimizer::Optimizer;
 pub use schedule::{LinearSchedule, Schedule, Scheduler};
 pub use settings::{BatchPlan, Clipping, RunSettings, Sharding};
+pub use split::Split;
 
 pub use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
 pub use sconce_fsdp::{

@@ -13,7 +13,7 @@ use sconce_zero::{
     ShardingStrategy, Weights,
 };
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// An accelerator whose parameters are managed by an [`Engine`].
 #[derive(Debug)]
@@ -26,6 +26,7 @@ pub(crate) struct ManagedAccelerator {
     settings: RunSettings,
     accumulation: Arc<Accumulation>,
     clipping: Arc<StepClipping>,
+    trigger: Arc<AtomicBool>,
     /// Last, so that the store outlives the group.
     _connection: Option<Arc<Connection>>,
 }
@@ -48,6 +49,7 @@ impl ManagedAccelerator {
             accumulation: Arc::new(Accumulation::new(settings.batch.accumulation_steps)),
             clipping: Arc::new(StepClipping::new(settings.clipping.clone())),
             settings,
+            trigger: Arc::default(),
             _connection: connection.map(Arc::new),
         }
     }
@@ -110,6 +112,10 @@ impl Accelerator for ManagedAccelerator {
         &self.accumulation
     }
 
+    fn trigger(&self) -> &AtomicBool {
+        &self.trigger
+    }
+
     fn for_another_model(&self, frozen: ParameterSet) -> Result<Box<dyn Accelerator>> {
         let custom: Option<Box<dyn ShardingStrategy>> = match self.settings.sharding {
             Sharding::Custom(_) => Some(Box::new(Arc::clone(self.engine.strategy()))),
@@ -128,6 +134,7 @@ impl Accelerator for ManagedAccelerator {
             settings: self.settings.clone(),
             accumulation: Arc::clone(&self.accumulation),
             clipping: Arc::new(StepClipping::new(self.settings.clipping.clone())),
+            trigger: Arc::clone(&self.trigger),
             _connection: self._connection.clone(),
         }))
     }
