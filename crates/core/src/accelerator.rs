@@ -8,9 +8,7 @@ use crate::{Error, Optimizer, Result, RunSettings};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
-use sconce_zero::{
-    CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, ParameterSet, RandomState, Weights,
-};
+use sconce_zero::{CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, ParameterSet, Weights};
 use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

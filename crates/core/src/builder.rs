@@ -4,7 +4,7 @@ use crate::deepspeed::{DeepSpeedConfig, MixedPrecision};
 use crate::environment as variable;
 use crate::managed::ManagedAccelerator;
 use crate::settings::{Environment, ProgramSettings};
-use crate::{Accelerator, DeviceRequest, Result, RunSettings};
+use crate::{Accelerator, DeviceRequest, GradientCompression, Result, RunSettings};
 use candle_core::Device;
 use sconce_collectives::{Options, World, connect};
 use sconce_fsdp::FullyShardedOptions;
@@ -81,6 +81,13 @@ impl AcceleratorBuilder {
     #[must_use]
     pub fn loss_scaling(mut self, scaling: LossScaling) -> Self {
         self.program.loss_scaling = Some(scaling);
+        self
+    }
+
+    /// Sets how gradients are made smaller on their way between ranks; they travel as f32 by default.
+    #[must_use]
+    pub fn gradient_compression(mut self, compression: GradientCompression) -> Self {
+        self.program.gradient_compression = Some(compression);
         self
     }
 

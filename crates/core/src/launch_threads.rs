@@ -68,7 +68,7 @@ where
         match outcome {
             Ok(result) => results.push(result),
             Err(failure) if first.as_ref().is_none_or(|first| failure.position < first.position) => {
-                first = Some(failure)
+                first = Some(failure);
             }
             Err(_) => {}
         }

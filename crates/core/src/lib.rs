@@ -36,7 +36,9 @@ mod device;
 pub mod environment;
 mod error;
 mod executable_batch_size;
+mod gradient_compression;
 mod launch_threads;
+mod local_sgd;
 mod managed;
 pub mod nn;
 mod optimizer;
@@ -53,7 +55,9 @@ pub use data::{DataLoader, Dataset, PreparedLoader, TensorDataset};
 pub use device::DeviceRequest;
 pub use error::{Error, Result};
 pub use executable_batch_size::is_out_of_memory;
+pub use gradient_compression::GradientCompression;
 pub use launch_threads::launch_threads;
+pub use local_sgd::LocalSgd;
 pub use optimizer::Optimizer;
 pub use schedule::{LinearSchedule, Schedule, Scheduler};
 pub use settings::{BatchPlan, Clipping, RunSettings, Sharding};
@@ -67,6 +71,6 @@ pub use sconce_fsdp::{
 pub use sconce_zero::{
     Adagrad, Adam, AdamW, BackoffScaling, CandleOptimizer, DataParallel, DiskOptions, Engine, EngineOptions, Gathered,
     Gathering, HysteresisScaling, Lion, LocalTensor, LossScaling, MemoryReport, Offloaded, OptimizerRule,
-    ParameterGroups, ParameterInfo, ParameterSet, Placement, RandomState, Residence, Sgd, ShardingStrategy, Tensors,
-    Tier, Unit, UnitCandidate, UnitPolicy, WeightFiles, Weights, ZeroStage, unit, unit_of_class,
+    ParameterGroups, ParameterInfo, ParameterSet, Placement, PowerSgd, RandomState, Residence, Sgd, ShardingStrategy,
+    Tensors, Tier, Unit, UnitCandidate, UnitPolicy, WeightFiles, Weights, ZeroStage, unit, unit_of_class,
 };

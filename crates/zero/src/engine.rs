@@ -1,6 +1,7 @@
 //! The engine: one model's parameters, gradients and optimizer on one rank.
 
 mod agreement;
+mod local_steps;
 
 use crate::backward_scope::BackwardScope;
 use crate::candle_optimizer::{CandleOptimizer, SharesInVariables};
@@ -18,11 +19,12 @@ use crate::units::Units;
 use crate::var_builder::ManagedBackend;
 use crate::{
     DiskOptions, EngineOptions, Error, LocalTensor, LossScaleState, MemoryReport, Norm, OptimizerRule, ParameterInfo,
-    ParameterSet, Residence, Result, ShardingStrategy, Stepped, Tier, Weights,
+    ParameterSet, PowerSgd, Residence, Result, ShardingStrategy, Stepped, Tier, Weights,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, Traffic};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Stack for the backward pass: candle's backward recurses over the graph, some 200 bytes to a few KiB a node.
@@ -41,6 +43,8 @@ pub struct Engine {
     units: Arc<Units>,
     optimizer: Mutex<Option<Optimizer>>,
     loss_guard: Mutex<LossGuard>,
+    /// Whether each rank steps by its own gradients.
+    steps_locally: AtomicBool,
 }
 
 /// What the engine itself looks up of its options.
@@ -50,6 +54,7 @@ struct Options {
     first_bucket_bytes: usize,
     bucket_bytes: usize,
     reduce_dtype: DType,
+    power_sgd: Option<PowerSgd>,
     disk: Option<DiskOptions>,
 }
 
@@ -67,6 +72,7 @@ impl Engine {
     /// [`Error::Setting`] for a loss scale out of range, for dtypes other than f32, bf16 and f16, and for groups that do not divide the ranks; failures of the group.
     pub fn new(communicator: Arc<dyn Communicator>, options: EngineOptions) -> Result<Self> {
         let loss_guard = LossGuard::new(&options)?;
+        options.power_sgd.iter().try_for_each(PowerSgd::check)?;
         for (setting, dtype) in [
             ("reduce_dtype", Some(options.reduce_dtype)),
             ("output_dtype", options.output_dtype),
@@ -104,6 +110,7 @@ impl Engine {
                 first_bucket_bytes: options.first_bucket_bytes,
                 bucket_bytes: options.bucket_bytes,
                 reduce_dtype: options.reduce_dtype,
+                power_sgd: options.power_sgd,
                 disk: options.disk,
             },
             parameters,
@@ -111,6 +118,7 @@ impl Engine {
             units: Arc::new(units),
             optimizer: Mutex::new(None),
             loss_guard: Mutex::new(loss_guard),
+            steps_locally: AtomicBool::new(false),
         })
     }
 
@@ -381,6 +389,7 @@ impl Engine {
                 shape: loss.dims().to_vec(),
             });
         }
+        let synchronise = synchronise && !self.steps_locally.load(Relaxed);
         self.units.explain_loss(loss);
         let outcome = stacker::maybe_grow(BACKWARD_STACK / 2, BACKWARD_STACK, || {
             self.backward_here(loss, synchronise)
@@ -583,8 +592,9 @@ impl Engine {
             self.options.first_bucket_bytes,
             self.options.bucket_bytes,
         );
-        self.gradients
-            .lay_out(&self.mesh, layouts, parameters.len(), self.options.reduce_dtype)
+        let shapes = Vec::from_iter(parameters.iter().map(|parameter| parameter.info.shape.clone()));
+        let sent_as = (self.options.reduce_dtype, self.options.power_sgd.as_ref());
+        self.gradients.lay_out(&self.mesh, layouts, &shapes, sent_as)
     }
 
     fn fail_for_unused(&self, numbers: &[usize]) -> Result<()> {

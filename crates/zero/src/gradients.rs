@@ -38,9 +38,12 @@
 
 mod exchange;
 mod measures;
+mod power_sgd;
 mod reduction;
 
 pub(crate) use exchange::bytes_of;
+pub(crate) use power_sgd::Compression;
+pub use power_sgd::PowerSgd;
 use reduction::Reduction;
 
 use crate::bucket::{Bucket, Held, Memory};
@@ -92,6 +95,8 @@ struct State {
     /// Buckets that have left in this backward.
     left: usize,
     synchronise: bool,
+    /// Whether a step takes gradients that are this rank's own.
+    steps_locally: bool,
     /// Gradients that came in during this backward, by parameter.
     arrived: Vec<bool>,
     /// How many gradients are still to come in, by parameter: one, but for parts that are computed again.
@@ -118,17 +123,17 @@ impl Gradients {
         self.lock().mesh.is_some()
     }
 
-    /// Allocates the buckets; called by all ranks with one layout.
+    /// Allocates the buckets of parameters of these shapes; called by all ranks with one layout.
     pub(crate) fn lay_out(
         &self,
         mesh: &Arc<Mesh>,
         layouts: Vec<BucketLayout>,
-        parameters: usize,
-        reduce_dtype: DType,
+        shapes: &[Vec<usize>],
+        (reduce_dtype, compression): (DType, Option<&PowerSgd>),
     ) -> Result<()> {
         let mut state = self.lock();
         state.reduce_dtype = Some(reduce_dtype);
-        state.places = vec![(0, 0); parameters];
+        state.places = vec![(0, 0); shapes.len()];
         let passing = layouts
             .iter()
             .filter(|layout| layout.placement.gradient == Residence::Sharded)
@@ -150,9 +155,21 @@ impl Gradients {
                 Residence::Sharded => &mesh.shard,
             };
             let allocate = |elements| Ok(group.allocate_elements::<f32>(elements)?);
-            state.buckets.push(Bucket::new(layout, allocate)?);
+            let mut bucket = Bucket::new(layout, allocate)?;
+            if let Some(settings) = compression {
+                if bucket.is_stepped_by_parts() {
+                    return Err(Error::Setting {
+                        setting: "power_sgd",
+                        value: format!("{settings:?}"),
+                        expected: "data parallelism: sharded gradients and states are not compressed",
+                    });
+                }
+                let state = Compression::new(settings, &bucket.layout, shapes);
+                bucket.compression = Some(Arc::new(Mutex::new(state)));
+            }
+            state.buckets.push(bucket);
         }
-        state.holds = vec![false; parameters];
+        state.holds = vec![false; shapes.len()];
         (state.scale, state.loss_scale) = (1.0, 1.0);
         state.mesh = Some(Arc::clone(mesh));
         Ok(())
@@ -266,12 +283,18 @@ impl Gradients {
         state.check_complete()?;
         let hint = match state.phase {
             Phase::Synchronised => return Ok(()),
+            Phase::Local if state.steps_locally => return Ok(()),
             Phase::Local => {
                 "the last backward kept its gradients on this rank; the last one before a step must synchronise"
             }
             _ => "there are no gradients; call backward first, and zero_grad only after the step",
         };
         Err(Error::Order { what: "step", hint })
+    }
+
+    /// Lets steps take gradients that are this rank's own, or not any more.
+    pub(crate) fn step_locally(&self, on: bool) {
+        self.lock().steps_locally = on;
     }
 
     /// Scales all gradients held; takes effect where they are used.
@@ -290,9 +313,12 @@ impl Gradients {
             }
         };
         let lasting: usize = state.buckets.iter().map(elements).sum();
+        let passing: usize = state.passing.iter().map(Buffer::len).sum();
+        let compressions = state.buckets.iter().filter_map(|bucket| bucket.compression.as_ref());
+        let kept = compressions.map(|state| state.lock().unwrap_or_else(PoisonError::into_inner).bytes());
         (
             (lasting * size_of::<f32>()) as u64,
-            state.passing.iter().map(Buffer::len).sum::<usize>() as u64,
+            (passing + kept.sum::<usize>()) as u64,
         )
     }
 
@@ -552,9 +578,17 @@ impl State {
                     (Reduction::All, &mesh.world)
                 };
                 let dtype = self.reduce_dtype.unwrap_or(DType::F32);
+                let compression = bucket.compression.clone();
                 bucket.memory = match std::mem::replace(&mut bucket.memory, Memory::Lost) {
                     Memory::Here(buffer) => Memory::Away(group.run_behind(buffer, move |buffer, group| {
-                        reduction.run(&mut buffer.as_mut_slice()[..elements], dtype, group)
+                        let gradients = &mut buffer.as_mut_slice()[..elements];
+                        match compression {
+                            Some(state) => {
+                                let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+                                state.run(gradients, dtype, group)
+                            }
+                            None => reduction.run(gradients, dtype, group),
+                        }
                     })),
                     _ => return Err(INCOMPLETE),
                 };

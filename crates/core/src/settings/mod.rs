@@ -20,7 +20,8 @@ use candle_core::{DType, Device};
 use sconce_collectives::World;
 use sconce_fsdp::{FsdpStrategy, FullySharded};
 use sconce_zero::{
-    DataParallel, DiskOptions, EngineOptions, Gathering, LossScaling, Offloaded, ShardingStrategy, Tier, ZeroStage,
+    DataParallel, DiskOptions, EngineOptions, Gathering, LossScaling, Offloaded, PowerSgd, ShardingStrategy, Tier,
+    ZeroStage,
 };
 
 /// What a run is: where state lives, in which precision it computes, how gradients become a step.
@@ -59,6 +60,8 @@ pub struct RunSettings {
     pub disk: Option<DiskOptions>,
     /// The type in which gradients travel between ranks and are summed.
     pub reduce_dtype: DType,
+    /// Sends thin factors of gradients in place of gradients.
+    pub power_sgd: Option<PowerSgd>,
     /// Whether whole weights are to be gathered when the model is saved in stage 3.
     pub gather_weights_on_save: bool,
     /// The DeepSpeed configuration, filled as far as is known before `prepare`.
@@ -192,6 +195,7 @@ impl RunSettings {
             first_bucket_bytes: default.first_bucket_bytes.min(bucket_bytes),
             bucket_bytes,
             reduce_dtype: self.reduce_dtype,
+            power_sgd: self.power_sgd.clone(),
             gathering: self.gathering.clone(),
             disk: self.disk.clone(),
             ..default

@@ -7,6 +7,7 @@ mod fully_sharded;
 mod fully_sharded_training;
 mod learning_rates;
 mod loading;
+mod local_sgd;
 mod processes;
 mod random;
 mod run_settings;

@@ -37,6 +37,7 @@ mod oracle;
 mod padding;
 mod parameter_groups;
 mod parity;
+mod power_sgd;
 mod precision;
 mod recomputing;
 mod replicas;
