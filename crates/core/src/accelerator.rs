@@ -227,11 +227,19 @@ impl<'a> dyn Accelerator + 'a {
         }
     }
 
+    fn check_alike(&self, operation: &'static str, tensor: &Tensor, any_size: bool) -> Result<()> {
+        if !self.settings().debug_mode {
+            return Ok(());
+        }
+        crate::shape_check::check_alike(&**self.communicator(), operation, tensor, any_size)
+    }
+
     /// Returns all ranks' tensors joined along dimension 0; they have one shape (see `pad_across_processes`).
     ///
     /// # Errors
     /// When shapes or dtypes differ, or the group fails.
     pub fn gather(&self, tensor: &Tensor) -> Result<Tensor> {
+        self.check_alike("gather", tensor, false)?;
         Ok(self.communicator().all_gather_tensor(tensor)?)
     }
 
@@ -240,6 +248,7 @@ impl<'a> dyn Accelerator + 'a {
     /// # Errors
     /// When shapes or dtypes differ, or the group fails.
     pub fn reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        self.check_alike("reduce", tensor, false)?;
         Ok(self.communicator().all_reduce_tensor(tensor, op)?)
     }
 
@@ -256,6 +265,7 @@ impl<'a> dyn Accelerator + 'a {
     /// # Errors
     /// When shapes or dtypes differ, `from` is no rank, or the group fails.
     pub fn broadcast(&self, tensor: &Tensor, from: usize) -> Result<Tensor> {
+        self.check_alike("broadcast", tensor, false)?;
         Ok(self.communicator().broadcast_tensor(tensor, from)?)
     }
 
@@ -264,6 +274,7 @@ impl<'a> dyn Accelerator + 'a {
     /// # Errors
     /// When the tensor has no such dimension, ranks' dtypes differ, or the group fails.
     pub fn pad_across_processes(&self, tensor: &Tensor, dim: usize, value: f64) -> Result<Tensor> {
+        self.check_alike("pad_across_processes", tensor, true)?;
         crate::tensors::pad_across_processes(&**self.communicator(), tensor, dim, value)
     }
 }

@@ -12,6 +12,8 @@ pub struct Accumulation {
     last_of_loader: AtomicBool,
     synchronises: AtomicBool,
     announced: AtomicBool,
+    /// What this rank's losses are multiplied with, as the bits of an f64.
+    weight: AtomicU64,
 }
 
 impl Accumulation {
@@ -23,6 +25,7 @@ impl Accumulation {
             last_of_loader: AtomicBool::new(false),
             synchronises: AtomicBool::new(true),
             announced: AtomicBool::new(false),
+            weight: AtomicU64::new(1f64.to_bits()),
         }
     }
 
@@ -34,6 +37,16 @@ impl Accumulation {
     /// Says whether the current micro-batch ends its window.
     pub fn synchronises(&self) -> bool {
         self.synchronises.load(Relaxed)
+    }
+
+    /// Returns what this rank's losses are multiplied with: 1, but for ranks with different numbers of inputs; 0 where this
+    /// rank's own have ended.
+    pub fn weight(&self) -> f64 {
+        f64::from_bits(self.weight.load(Relaxed))
+    }
+
+    pub(crate) fn weigh(&self, weight: f64) {
+        self.weight.store(weight.to_bits(), Relaxed);
     }
 
     pub(crate) fn begin_micro_batch(&self) {

@@ -63,6 +63,14 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Compares shapes over all ranks before every collective on tensors, and lists them if they differ; by default what
+    /// the environment says, else not. Types and numbers of elements are always compared.
+    #[must_use]
+    pub fn debug_mode(mut self, on: bool) -> Self {
+        self.program.debug_mode = Some(on);
+        self
+    }
+
     /// Names the parameters that are not trained; none by default. They are sharded and saved as others.
     #[must_use]
     pub fn frozen(mut self, parameters: ParameterSet) -> Self {

@@ -5,6 +5,9 @@
 pub const ACCELERATE_GRADIENT_ACCUMULATION_STEPS: &str = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
 /// What the model computes in: `no` (f32), `bf16` or `fp16`. Set by `sconce launch --mixed_precision`.
 pub const ACCELERATE_MIXED_PRECISION: &str = "ACCELERATE_MIXED_PRECISION";
+/// Whether shapes are compared over all ranks before every collective on tensors: `true` or `false`. Set by
+/// `sconce launch --debug`.
+pub const ACCELERATE_DEBUG_MODE: &str = "ACCELERATE_DEBUG_MODE";
 /// Whether ranks compute on the CPU even where there is a GPU: `true` or `false`. Set by `sconce launch --cpu`.
 pub const ACCELERATE_USE_CPU: &str = "ACCELERATE_USE_CPU";
 /// Whether training state is sharded as DeepSpeed's ZeRO does: `true` or `false`. The variables below count only where

@@ -90,6 +90,24 @@ pub enum Error {
         /// The first size tried.
         start: usize,
     },
+    /// In debug mode: ranks gave tensors of different shapes to one operation, which none of them has run.
+    #[error(
+        "{operation}: the ranks' tensors have different shapes: {shapes}; give tensors of one shape (see pad_across_processes)"
+    )]
+    Shapes {
+        /// The operation.
+        operation: &'static str,
+        /// Every rank's shape.
+        shapes: String,
+    },
+    /// A trace cannot be taken or written.
+    #[error("profile, {}: {reason}", path.display())]
+    Profile {
+        /// The file, or the folder where it was to be.
+        path: std::path::PathBuf,
+        /// What went wrong, and what to do.
+        reason: String,
+    },
     /// A DeepSpeed configuration cannot be used.
     #[error(transparent)]
     DeepSpeed(#[from] crate::deepspeed::ConfigError),

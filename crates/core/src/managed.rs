@@ -167,10 +167,14 @@ impl Accelerator for ManagedAccelerator {
             // The engine's mean over the ranks, times their number.
             GradientReduction::Sum => steps / self.world.size as f64,
         };
-        let scaled = if divisor == 1.0 {
+        let weight = self.accumulation.weight();
+        let scaled = if divisor == 1.0 && weight == 1.0 {
             loss.clone()
+        } else if weight == 0.0 {
+            // As a tensor: candle takes a factor of 0 for the end of a graph.
+            (loss * loss.zeros_like()?.detach())?
         } else {
-            (loss / divisor)?
+            (loss / (divisor / weight))?
         };
         Ok(self.engine.backward(&scaled, self.accumulation.synchronises())?)
     }

@@ -390,6 +390,7 @@ impl Engine {
             });
         }
         let synchronise = synchronise && !self.steps_locally.load(Relaxed);
+        let _span = tracing::debug_span!("backward", synchronise).entered();
         self.units.explain_loss(loss);
         let outcome = stacker::maybe_grow(BACKWARD_STACK / 2, BACKWARD_STACK, || {
             self.backward_here(loss, synchronise)
@@ -461,6 +462,7 @@ impl Engine {
     /// [`Error::Order`] before an optimizer is set, and when no gradients are held that the last backward synchronised;
     /// [`Error::LossScaleAtMinimum`].
     pub fn step(&self, learning_rate: f64) -> Result<Stepped> {
+        let _span = tracing::debug_span!("optimizer step").entered();
         let mut optimizer = self.optimizer();
         let Some(optimizer) = optimizer.as_mut() else {
             return Err(Error::Order {

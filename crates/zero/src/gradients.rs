@@ -579,8 +579,10 @@ impl State {
                 };
                 let dtype = self.reduce_dtype.unwrap_or(DType::F32);
                 let compression = bucket.compression.clone();
+                let number = self.left;
                 bucket.memory = match std::mem::replace(&mut bucket.memory, Memory::Lost) {
                     Memory::Here(buffer) => Memory::Away(group.run_behind(buffer, move |buffer, group| {
+                        let _span = tracing::debug_span!("reduce bucket", what = number, elements).entered();
                         let gradients = &mut buffer.as_mut_slice()[..elements];
                         match compression {
                             Some(state) => {
@@ -608,7 +610,9 @@ impl State {
         let Memory::Away(pending) = std::mem::replace(&mut bucket.memory, Memory::Lost) else {
             return Ok(());
         };
+        let span = tracing::debug_span!("wait for bucket", what = number).entered();
         let buffer = pending.wait()?;
+        drop(span);
         if !bucket.is_sharded() {
             bucket.memory = Memory::Here(buffer);
             return Ok(());

@@ -139,3 +139,46 @@ fn the_fine_tuning_program_trains_under_every_sample_that_leaves_it_its_optimize
         assert!(output.status.success(), "{name}: {output:?}");
     }
 }
+
+#[test]
+fn a_profile_shows_where_the_time_of_every_rank_goes() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let path = folder.path().to_str().expect("a path of text");
+    let flags = [
+        "--use_deepspeed",
+        "--zero_stage",
+        "3",
+        "--stage3_param_persistence_threshold",
+        "0",
+    ];
+    let output = train_with(&flags, 2, &["--steps", "3", "--profile", path]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for rank in [0, 1] {
+        let file = std::fs::read_to_string(folder.path().join(format!("trace-rank-{rank}.json"))).expect("a trace");
+        let events: Vec<serde_json::Value> = serde_json::from_str(&file).expect("the trace is JSON");
+        let spans = Vec::from_iter(events.iter().filter(|event| event["ph"] == "X"));
+        assert!(
+            spans
+                .iter()
+                .all(|span| span["pid"] == rank && span["dur"].as_f64().is_some_and(|time| time >= 0.0))
+        );
+        let count = |name: &str| {
+            let named = |span: &&&serde_json::Value| span["name"].as_str().is_some_and(|other| other.starts_with(name));
+            spans.iter().filter(named).count()
+        };
+        assert_eq!((count("backward"), count("optimizer step")), (3, 3));
+        assert!(
+            count("forward model.layers.0") >= 3 && count("gather model.layers.1") >= 6,
+            "{file}"
+        );
+        assert!(count("reduce bucket 0") == 3 && count("collective all_reduce") >= 3);
+        // Reductions run behind the backward, in a thread of their own.
+        let thread = |name: &str| {
+            let mut named = spans
+                .iter()
+                .filter(|span| span["name"].as_str().is_some_and(|other| other.starts_with(name)));
+            named.next().map(|span| span["tid"].clone())
+        };
+        assert_ne!(thread("reduce bucket"), thread("backward"));
+    }
+}

@@ -60,6 +60,8 @@ pub struct RunSettings {
     pub disk: Option<DiskOptions>,
     /// The type in which gradients travel between ranks and are summed.
     pub reduce_dtype: DType,
+    /// Compares shapes over all ranks before every collective on tensors.
+    pub debug_mode: bool,
     /// Sends thin factors of gradients in place of gradients.
     pub power_sgd: Option<PowerSgd>,
     /// Whether whole weights are to be gathered when the model is saved in stage 3.

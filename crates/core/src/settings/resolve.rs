@@ -21,6 +21,7 @@ pub(crate) struct ProgramSettings {
     pub(crate) gradient_clipping: Option<f64>,
     pub(crate) find_unused_parameters: Option<bool>,
     pub(crate) gradient_compression: Option<GradientCompression>,
+    pub(crate) debug_mode: Option<bool>,
     pub(crate) bucket_bytes: Option<usize>,
     pub(crate) gathering: Option<Gathering>,
     pub(crate) disk: Option<DiskOptions>,
@@ -38,6 +39,7 @@ impl ProgramSettings {
         lookup: &dyn Fn(&str) -> Option<String>,
     ) -> Result<RunSettings> {
         let mut variables = Variables::read(lookup)?;
+        let debug_mode = self.debug_mode.unwrap_or(variables.debug_mode);
         let fully_sharded = fully_sharded::resolve(
             self,
             strategy,
@@ -136,6 +138,7 @@ impl ProgramSettings {
             reduction: config.gradient_allreduce_op,
             find_unused_parameters: self.find_unused_parameters.or(unused_in_file).unwrap_or(false),
             bucket_bytes: self.bucket_bytes.or(bucket_in_file),
+            debug_mode,
             reduce_dtype,
             power_sgd: self
                 .gradient_compression

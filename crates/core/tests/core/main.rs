@@ -5,6 +5,7 @@ mod configured;
 mod deepspeed;
 mod fully_sharded;
 mod fully_sharded_training;
+mod joining;
 mod learning_rates;
 mod loading;
 mod local_sgd;
