@@ -144,13 +144,7 @@ fn the_fine_tuning_program_trains_under_every_sample_that_leaves_it_its_optimize
 fn a_profile_shows_where_the_time_of_every_rank_goes() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let path = folder.path().to_str().expect("a path of text");
-    let flags = [
-        "--use_deepspeed",
-        "--zero_stage",
-        "3",
-        "--stage3_param_persistence_threshold",
-        "0",
-    ];
+    let flags = ["--use_fsdp", "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"];
     let output = train_with(&flags, 2, &["--steps", "3", "--profile", path]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     for rank in [0, 1] {
