@@ -25,6 +25,7 @@
 
 mod bucket;
 mod candle_optimizer;
+mod device;
 mod disk;
 mod engine;
 mod error;

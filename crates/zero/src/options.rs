@@ -43,6 +43,9 @@ pub struct EngineOptions {
     pub gathering: Gathering,
     /// Where state lies whose tier is [`Tier::Disk`](crate::Tier::Disk).
     pub disk: Option<DiskOptions>,
+    /// For tests: treats parameters on the CPU as if they were on a device whose memory the engine cannot reach.
+    #[doc(hidden)]
+    pub emulate_device: bool,
 }
 
 impl Default for EngineOptions {
@@ -64,6 +67,7 @@ impl Default for EngineOptions {
             output_dtype: None,
             gathering: Gathering::default(),
             disk: None,
+            emulate_device: false,
         }
     }
 }
