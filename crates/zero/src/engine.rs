@@ -118,10 +118,11 @@ impl Engine {
         })
     }
 
-    /// Returns a `VarBuilder` whose tensors are managed parameters; for building one model.
+    /// Returns a `VarBuilder` whose tensors are managed parameters, on the CPU or on a CUDA device; for building one model.
     ///
     /// # Errors
-    /// None in this version; a parameter that cannot be loaded is an error of `VarBuilder::get`.
+    /// None in this version; a parameter that cannot be loaded, and a device that can have none, are errors of
+    /// `VarBuilder::get`. A CUDA device must have one stream for all threads (`Device::new_cuda_with_stream`).
     pub fn var_builder(&self, weights: Weights, dtype: DType, device: &Device) -> Result<VarBuilder<'static>> {
         let backend = ManagedBackend {
             parameters: Arc::clone(&self.parameters),
