@@ -158,7 +158,9 @@ impl AcceleratorBuilder {
 
     /// Sets what this rank computes on; by default what the environment asks for, else the CPU.
     ///
-    /// Models are trained on the CPU in this version: parameters on a GPU are refused when they are made.
+    /// On a GPU the model's parameters, gathered as far as they are sharded, and its computations are there; gradients, f32
+    /// masters, shards and optimizer state are in the host's memory, where the CPU updates them. This has not been run on
+    /// a GPU yet.
     #[must_use]
     pub fn device(mut self, device: DeviceRequest) -> Self {
         self.device = Some(device);

@@ -5,6 +5,7 @@ mod local_steps;
 
 use crate::backward_scope::BackwardScope;
 use crate::candle_optimizer::{CandleOptimizer, SharesInVariables};
+use crate::device::{Intent, Staging};
 use crate::gathered::Gathered;
 use crate::gradients::{Gradients, bytes_of};
 use crate::layout::{BucketLayout, buckets};
@@ -14,7 +15,7 @@ use crate::optimizer::{assign, in_range, warn_of_empty};
 use crate::parameter::{Home, Parameter};
 use crate::parameters::{Parameters, Receivers};
 use crate::stepper::Stepper;
-use crate::storage::{is_managed_dtype, with_bytes};
+use crate::storage::is_managed_dtype;
 use crate::units::Units;
 use crate::var_builder::ManagedBackend;
 use crate::{
@@ -41,6 +42,7 @@ pub struct Engine {
     parameters: Arc<Parameters>,
     gradients: Arc<Gradients>,
     units: Arc<Units>,
+    staging: Arc<Staging>,
     optimizer: Mutex<Option<Optimizer>>,
     loss_guard: Mutex<LossGuard>,
     /// Whether each rank steps by its own gradients.
@@ -87,13 +89,15 @@ impl Engine {
         }
         let strategy: Arc<dyn ShardingStrategy> = Arc::from(options.strategy);
         let mesh = Arc::new(Mesh::new(communicator, options.shard_group)?);
+        let staging = Arc::new(Staging::new(options.emulate_device));
         let parameters = Arc::new(Parameters::new(
             Arc::clone(&strategy),
             options.frozen,
             (options.units, options.recompute),
             mesh.place(),
+            Arc::clone(&staging),
         ));
-        let gradients = Arc::<Gradients>::default();
+        let gradients = Arc::new(Gradients::new(Arc::clone(&staging)));
         let units = Units::new(
             Arc::clone(&mesh.shard),
             options.gathering,
@@ -116,16 +120,18 @@ impl Engine {
             parameters,
             gradients,
             units: Arc::new(units),
+            staging,
             optimizer: Mutex::new(None),
             loss_guard: Mutex::new(loss_guard),
             steps_locally: AtomicBool::new(false),
         })
     }
 
-    /// Returns a `VarBuilder` whose tensors are managed parameters; for building one model.
+    /// Returns a `VarBuilder` whose tensors are managed parameters, on the CPU or on a CUDA device; for building one model.
     ///
     /// # Errors
-    /// None in this version; a parameter that cannot be loaded is an error of `VarBuilder::get`.
+    /// None in this version; a parameter that cannot be loaded, and a device that can have none, are errors of
+    /// `VarBuilder::get`. A CUDA device must have one stream for all threads (`Device::new_cuda_with_stream`).
     pub fn var_builder(&self, weights: Weights, dtype: DType, device: &Device) -> Result<VarBuilder<'static>> {
         let backend = ManagedBackend {
             parameters: Arc::clone(&self.parameters),
@@ -160,7 +166,7 @@ impl Engine {
             gradients,
             optimizer_state,
             on_disk: on_disk + shares_on_disk,
-            buffers: buffers + shares_in_passing,
+            buffers: buffers + shares_in_passing + self.staging.bytes() as u64,
             gathered: live.bytes as u64,
             spare: self.units.spare_bytes() as u64,
             gathered_peak: live.peak_bytes as u64,
@@ -526,22 +532,31 @@ impl Engine {
         let rank = self.mesh.shard.rank();
         let own_part = |layout: &BucketLayout, part: &mut [u8]| {
             layout.slots.iter().try_for_each(|slot| {
-                with_bytes(&parameters[slot.parameter].tensor, |values| {
-                    part[bytes_of(layout, slot.within_part(rank))]
-                        .copy_from_slice(&values[bytes_of(layout, slot.chunk(rank))]);
-                })
-                .map_err(Error::from)
+                let place = &mut part[bytes_of(layout, slot.within_part(rank))];
+                let tensor = &parameters[slot.parameter].tensor;
+                Ok(tensor.with_values(Intent::Read, slot.chunk(rank), |values| {
+                    place.copy_from_slice(values.into_bytes());
+                })?)
             })
         };
         let take = |layout: &BucketLayout, whole: &[u8]| {
             layout.slots.iter().try_for_each(|slot| {
-                with_bytes(&parameters[slot.parameter].tensor, |values| {
-                    for part in (0..layout.parts).filter(|part| *part != rank) {
-                        values[bytes_of(layout, slot.chunk(part))]
-                            .copy_from_slice(&whole[bytes_of(layout, layout.place(slot, part))]);
-                    }
-                })
-                .map_err(Error::from)
+                let tensor = &parameters[slot.parameter].tensor;
+                // The chunks of ranks before this one, and of those after it, lie together.
+                [0..rank, rank + 1..layout.parts].into_iter().try_for_each(|others| {
+                    let chunks = others.clone().map(|part| slot.chunk(part));
+                    let elements = chunks.reduce(|first, last| first.start..last.end).unwrap_or_default();
+                    tensor.with_values(Intent::Overwrite, elements.clone(), |values| {
+                        let values = values.into_bytes();
+                        for part in others {
+                            let chunk = slot.chunk(part);
+                            let within = chunk.start - elements.start..chunk.end - elements.start;
+                            values[bytes_of(layout, within)]
+                                .copy_from_slice(&whole[bytes_of(layout, layout.place(slot, part))]);
+                        }
+                    })
+                })?;
+                Ok(())
             })
         };
         self.gradients.exchange_parts(own_part, take)

@@ -47,9 +47,11 @@ pub use power_sgd::PowerSgd;
 use reduction::Reduction;
 
 use crate::bucket::{Bucket, Held, Memory};
+use crate::device::Staging;
 use crate::layout::BucketLayout;
 use crate::mesh::Mesh;
 use crate::overflow::{Finiteness, is_finite};
+use crate::storage::{Elements, is_managed_dtype};
 use crate::{Error, Residence, Result};
 use candle_core::{CpuStorage, DType, Storage, Tensor};
 use rayon::prelude::*;
@@ -76,6 +78,8 @@ pub(crate) struct Gradients {
 
 #[derive(Debug, Default)]
 struct State {
+    /// What gradients on a device pass through.
+    staging: Arc<Staging>,
     /// Set once the layout is known, before the first backward.
     mesh: Option<Arc<Mesh>>,
     reduce_dtype: Option<DType>,
@@ -118,6 +122,16 @@ enum Phase {
 }
 
 impl Gradients {
+    pub(crate) fn new(staging: Arc<Staging>) -> Self {
+        let state = State {
+            staging,
+            ..State::default()
+        };
+        Self {
+            state: Mutex::new(state),
+        }
+    }
+
     /// Says whether the buckets have been laid out.
     pub(crate) fn is_laid_out(&self) -> bool {
         self.lock().mesh.is_some()
@@ -424,6 +438,16 @@ impl State {
                 hint: "call accelerator.backward(&loss) (or Engine::backward) instead of loss.backward()",
             });
         }
+        if self.staging.serves(gradient.device()) {
+            // In its own dtype: the copy is what takes time.
+            let gradient = if is_managed_dtype(gradient.dtype()) {
+                gradient.contiguous()?
+            } else {
+                gradient.to_dtype(DType::F32)?.contiguous()?
+            };
+            let staging = Arc::clone(&self.staging);
+            return staging.read(&gradient, |values| self.put(parameter, values.shared()))?;
+        }
         let gradient = gradient.to_dtype(DType::F32)?.contiguous()?;
         let (storage, layout) = gradient.storage_and_layout();
         let Storage::Cpu(CpuStorage::F32(values)) = &*storage else {
@@ -434,6 +458,11 @@ impl State {
             ))));
         };
         let values = &values[layout.start_offset()..][..layout.shape().elem_count()];
+        self.put(parameter, Elements::F32(values))
+    }
+
+    /// Puts a parameter's gradient into its place, or adds it to what is there.
+    fn put(&mut self, parameter: usize, values: Elements<'_>) -> Result<()> {
         let number = self.places[parameter].0;
         // A buffer that is passed on holds this backward's gradients only.
         let is_first = if self.buckets[number].is_sharded() {
@@ -443,12 +472,16 @@ impl State {
             !self.holds[parameter]
         };
         self.for_each_chunk(parameter, |slot, chunk| {
-            let pairs = slot.par_chunks_mut(BLOCK).zip(values[chunk].par_chunks(BLOCK));
-            if is_first {
-                pairs.for_each(|(slot, values)| slot.copy_from_slice(values));
-            } else {
-                pairs.for_each(|(slot, values)| slot.iter_mut().zip(values).for_each(|(sum, value)| *sum += value));
-            }
+            let blocks = slot.par_chunks_mut(BLOCK).enumerate();
+            blocks.for_each(|(number, slot)| {
+                let start = chunk.start + number * BLOCK;
+                let values = values.slice(start..start + slot.len());
+                if is_first {
+                    values.copy_to(slot);
+                } else {
+                    values.add_to(slot);
+                }
+            });
         })?;
         self.holds[parameter] = true;
         self.arrived[parameter] = true;

@@ -26,6 +26,7 @@
 mod backward_scope;
 mod bucket;
 mod candle_optimizer;
+mod device;
 mod disk;
 mod engine;
 mod error;

@@ -45,6 +45,9 @@ pub struct EngineOptions {
     pub gathering: Gathering,
     /// Where state lies whose tier is [`Tier::Disk`](crate::Tier::Disk).
     pub disk: Option<DiskOptions>,
+    /// For tests: treats parameters on the CPU as if they were on a device whose memory the engine cannot reach.
+    #[doc(hidden)]
+    pub emulate_device: bool,
 }
 
 impl Default for EngineOptions {
@@ -67,6 +70,7 @@ impl Default for EngineOptions {
             output_dtype: None,
             gathering: Gathering::default(),
             disk: None,
+            emulate_device: false,
         }
     }
 }

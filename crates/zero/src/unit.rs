@@ -34,7 +34,7 @@ pub(crate) fn answer(units: &Arc<Units>) {
 /// there for each of them. Parameters outside of any unit are whole on every rank.
 ///
 /// All ranks run the same units in the same order. A sharded parameter that is used outside of its unit's forward is
-/// nonsense there: not a number in parts, zero in others.
+/// nonsense there: not a number in parts, zero in others; on a GPU it is an error.
 ///
 /// With a `VarBuilder` that is not an engine's, the unit only computes.
 ///

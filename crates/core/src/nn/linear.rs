@@ -8,7 +8,7 @@ use candle_core::{CpuStorage, CustomOp1, D, Layout, Module, Result, Shape, Tenso
 use candle_nn::VarBuilder;
 
 use super::arguments::{expect_like, expect_shape, last_dimension};
-use super::element::CpuTensor;
+use super::element::{CpuTensor, is_on_cpu};
 
 const NAME: &str = "linear";
 
@@ -96,7 +96,7 @@ impl Module for Linear {
         // Candle multiplies the batches of a view by a broadcast weight, and where the view is transposed, all but the
         // first wrongly (huggingface/candle #3758).
         let xs = if xs.rank() > 2 { &xs.contiguous()? } else { xs };
-        let is_frozen = |parameter: &Tensor| xs.device().is_cpu() && !parameter.track_op();
+        let is_frozen = |parameter: &Tensor| is_on_cpu(xs) && !parameter.track_op();
         // Candle's products of nothing are zeros.
         let is_empty = xs.elem_count() == 0 || self.weight.elem_count() == 0;
         let product = if is_frozen(&self.weight) && !is_empty {
