@@ -18,7 +18,7 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use sconce_core::{
     Accelerator, AcceleratorBuilder, AdamW, DataLoader, Dataset as _, LinearSchedule, ParameterGroups, ParameterSet,
-    ReduceOp, WeightFiles, Weights,
+    Profile, ReduceOp, WeightFiles, Weights,
 };
 use sconce_examples::huggingface::{ModelFolder, check_model_folder_is_free, write_model_folder};
 use sconce_examples::models::{Llama, LlamaConfig};
@@ -87,6 +87,9 @@ struct Arguments {
     /// Print at the end what each rank holds and moves.
     #[arg(long)]
     report: bool,
+    /// Folder for a trace of where each rank's time goes, for Chrome (about:tracing) or Perfetto.
+    #[arg(long)]
+    profile: Option<PathBuf>,
     /// Optimizer steps between two printed lines.
     #[arg(long, default_value_t = 10)]
     logging_steps: u64,
@@ -117,7 +120,12 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments, acc: &dyn Accelerator) -> Result<()> {
     let run = acc.together(prepare(arguments, acc))?;
     let steps = run.steps;
+    let profile = match &arguments.profile {
+        Some(folder) => Some(acc.together(acc.profile(folder))?),
+        None => None,
+    };
     let folder = train(arguments, acc, run)?;
+    acc.together(profile.map_or(Ok(()), Profile::finish))?;
     if arguments.report {
         report::print(acc, steps);
     }

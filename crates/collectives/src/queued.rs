@@ -45,6 +45,7 @@ impl<G: Behind> Communicator for Queued<G> {
     }
 
     fn execute(&self, collective: Collective<'_>) -> Result<()> {
+        let _span = tracing::debug_span!("collective", what = collective.kind().name()).entered();
         self.worker.drain();
         self.group.execute_for_caller(collective)
     }

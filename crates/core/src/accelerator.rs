@@ -9,8 +9,10 @@ use crate::{Error, Optimizer, Result, RunSettings};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
-use sconce_zero::{Autocast, CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, Weights};
+use sconce_zero::{Autocast, CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, ParameterSet, Weights};
+use std::io::Write as _;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// One rank's entry to distributed training of one model.
 ///
@@ -46,6 +48,22 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
     /// Takes note that something is computed within [`autocast`](trait.Accelerator.html#method.autocast).
     #[doc(hidden)]
     fn note_autocast(&self);
+
+    /// Returns this rank's flag of [`set_trigger`](trait.Accelerator.html#method.set_trigger).
+    fn trigger(&self) -> &AtomicBool;
+
+    /// Returns an accelerator for another model that is trained in the same loop, as a GAN's discriminator beside its
+    /// generator; called by all ranks.
+    ///
+    /// It has parameters, gradients, an optimizer and a loss scale of its own. Ranks, device, seed, settings and the place in
+    /// the accumulation window are those of this one, so `accumulate` is called once for all models, and a loader may be
+    /// prepared by either. `backward` trains the model whose accelerator it is called of: a loss may pass through others'
+    /// parameters, which get no gradients from it. Models that one loss trains together belong to one accelerator, with
+    /// [`ParameterGroups`](crate::ParameterGroups) for different settings. Parameters in `frozen` are not trained.
+    ///
+    /// # Errors
+    /// Failures of the group.
+    fn for_another_model(&self, frozen: ParameterSet) -> Result<Box<dyn Accelerator>>;
 
     /// Returns a `VarBuilder` whose tensors are managed parameters, in the type of the run's precision
     /// ([`RunSettings::parameter_dtype`]) on this rank's device.
@@ -252,11 +270,19 @@ impl<'a> dyn Accelerator + 'a {
         crate::together::together(&**self.communicator(), outcome)
     }
 
-    /// Prints one line, on rank 0 only.
+    /// Prints one line, on rank 0 only; does nothing when nobody reads it any more.
     pub fn print(&self, line: impl std::fmt::Display) {
         if self.is_main_process() {
-            println!("{line}");
+            // `println!` would panic when, say, `head` has read enough, and end a run that is well.
+            let _ = writeln!(std::io::stdout(), "{line}");
         }
+    }
+
+    fn check_alike(&self, operation: &'static str, tensor: &Tensor, any_size: bool) -> Result<()> {
+        if !self.settings().debug_mode {
+            return Ok(());
+        }
+        crate::shape_check::check_alike(&**self.communicator(), operation, tensor, any_size)
     }
 
     /// Returns all ranks' tensors joined along dimension 0; they have one shape (see `pad_across_processes`).
@@ -264,6 +290,7 @@ impl<'a> dyn Accelerator + 'a {
     /// # Errors
     /// When shapes or dtypes differ, or the group fails.
     pub fn gather(&self, tensor: &Tensor) -> Result<Tensor> {
+        self.check_alike("gather", tensor, false)?;
         Ok(self.communicator().all_gather_tensor(tensor)?)
     }
 
@@ -272,7 +299,16 @@ impl<'a> dyn Accelerator + 'a {
     /// # Errors
     /// When shapes or dtypes differ, or the group fails.
     pub fn reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        self.check_alike("reduce", tensor, false)?;
         Ok(self.communicator().all_reduce_tensor(tensor, op)?)
+    }
+
+    /// Returns the reduction of all ranks' tensors, multiplied by `scale`.
+    ///
+    /// # Errors
+    /// As [`reduce`](trait.Accelerator.html#method.reduce).
+    pub fn reduce_scaled(&self, tensor: &Tensor, op: ReduceOp, scale: f64) -> Result<Tensor> {
+        Ok((self.reduce(tensor, op)? * scale)?)
     }
 
     /// Returns rank `from`'s tensor; the others' give only shape and dtype.
@@ -280,6 +316,7 @@ impl<'a> dyn Accelerator + 'a {
     /// # Errors
     /// When shapes or dtypes differ, `from` is no rank, or the group fails.
     pub fn broadcast(&self, tensor: &Tensor, from: usize) -> Result<Tensor> {
+        self.check_alike("broadcast", tensor, false)?;
         Ok(self.communicator().broadcast_tensor(tensor, from)?)
     }
 
@@ -288,6 +325,7 @@ impl<'a> dyn Accelerator + 'a {
     /// # Errors
     /// When the tensor has no such dimension, ranks' dtypes differ, or the group fails.
     pub fn pad_across_processes(&self, tensor: &Tensor, dim: usize, value: f64) -> Result<Tensor> {
+        self.check_alike("pad_across_processes", tensor, true)?;
         crate::tensors::pad_across_processes(&**self.communicator(), tensor, dim, value)
     }
 }

@@ -20,6 +20,8 @@ pub struct Accumulation {
     local_scopes: AtomicUsize,
     /// Whether the next backward reduces whatever else holds.
     is_triggered: AtomicBool,
+    /// What this rank's losses are multiplied with, as the bits of an f64.
+    weight: AtomicU64,
 }
 
 impl Accumulation {
@@ -34,6 +36,7 @@ impl Accumulation {
             announced: AtomicBool::new(false),
             local_scopes: AtomicUsize::new(0),
             is_triggered: AtomicBool::new(false),
+            weight: AtomicU64::new(1f64.to_bits()),
         }
     }
 
@@ -45,6 +48,16 @@ impl Accumulation {
     /// Says whether the current micro-batch ends its window.
     pub fn synchronises(&self) -> bool {
         self.synchronises.load(Relaxed)
+    }
+
+    /// Returns what this rank's losses are multiplied with: 1, but for ranks with different numbers of inputs; 0 where this
+    /// rank's own have ended.
+    pub fn weight(&self) -> f64 {
+        f64::from_bits(self.weight.load(Relaxed))
+    }
+
+    pub(crate) fn weigh(&self, weight: f64) {
+        self.weight.store(weight.to_bits(), Relaxed);
     }
 
     pub(crate) fn begin_micro_batch(&self) {

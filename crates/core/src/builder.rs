@@ -6,7 +6,7 @@ use crate::fp8::Fp8Recipe;
 use crate::managed::ManagedAccelerator;
 use crate::schedule::ScheduleAdvance;
 use crate::settings::{Environment, ProgramSettings};
-use crate::{Accelerator, DeviceRequest, Error, Result, RunSettings};
+use crate::{Accelerator, DeviceRequest, Error, GradientCompression, Result, RunSettings};
 use candle_core::Device;
 use sconce_collectives::{Options, World, connect};
 use sconce_fsdp::FullyShardedOptions;
@@ -30,7 +30,6 @@ pub struct AcceleratorBuilder {
     seed: Option<u64>,
     strategy: Option<Box<dyn ShardingStrategy>>,
     frozen: ParameterSet,
-    keep_in_f32: ParameterSet,
     timeout: Option<Duration>,
     device: Option<DeviceRequest>,
     connection: Option<(World, std::sync::Arc<dyn sconce_collectives::Communicator>)>,
@@ -75,6 +74,14 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Compares shapes over all ranks before every collective on tensors, and lists them if they differ; by default what
+    /// the environment says, else not. Types and numbers of elements are always compared.
+    #[must_use]
+    pub fn debug_mode(mut self, on: bool) -> Self {
+        self.program.debug_mode = Some(on);
+        self
+    }
+
     /// Names the parameters that are not trained; none by default. They are sharded and saved as others.
     #[must_use]
     pub fn frozen(mut self, parameters: ParameterSet) -> Self {
@@ -87,7 +94,7 @@ impl AcceleratorBuilder {
     /// Layers of others get f32 parameters beside narrower inputs, which candle refuses to mix.
     #[must_use]
     pub fn keep_in_f32(mut self, parameters: ParameterSet) -> Self {
-        self.keep_in_f32 = parameters;
+        self.program.keep_in_f32 = parameters;
         self
     }
 
@@ -152,6 +159,13 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Sets how gradients are made smaller on their way between ranks; they travel as f32 by default.
+    #[must_use]
+    pub fn gradient_compression(mut self, compression: GradientCompression) -> Self {
+        self.program.gradient_compression = Some(compression);
+        self
+    }
+
     /// Sets the norm to which a step clips gradients that the program has not clipped; 0 turns that off.
     #[must_use]
     pub fn gradient_clipping(mut self, max_norm: f64) -> Self {
@@ -211,7 +225,9 @@ impl AcceleratorBuilder {
 
     /// Sets what this rank computes on; by default what the environment asks for, else the CPU.
     ///
-    /// Models are trained on the CPU in this version: parameters on a GPU are refused when they are made.
+    /// On a GPU the model's parameters, gathered as far as they are sharded, and its computations are there; gradients, f32
+    /// masters, shards and optimizer state are in the host's memory, where the CPU updates them. This has not been run on
+    /// a GPU yet.
     #[must_use]
     pub fn device(mut self, device: DeviceRequest) -> Self {
         self.device = Some(device);
@@ -284,7 +300,6 @@ impl AcceleratorBuilder {
         }
         let options = EngineOptions {
             frozen: self.frozen,
-            keep_in_f32: self.keep_in_f32,
             ..settings.engine_options(self.strategy, &world)?
         };
         let engine = Engine::new(communicator, options)?;

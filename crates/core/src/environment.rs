@@ -15,6 +15,9 @@ pub const ACCELERATE_FP8_INTERVAL: &str = "ACCELERATE_FP8_INTERVAL";
 pub const ACCELERATE_FP8_AMAX_HISTORY_LEN: &str = "ACCELERATE_FP8_AMAX_HISTORY_LEN";
 /// Which of them scales: `max` (the default) or `most_recent`.
 pub const ACCELERATE_FP8_AMAX_COMPUTE_ALGO: &str = "ACCELERATE_FP8_AMAX_COMPUTE_ALGO";
+/// Whether shapes are compared over all ranks before every collective on tensors: `true` or `false`. Set by
+/// `sconce launch --debug`.
+pub const ACCELERATE_DEBUG_MODE: &str = "ACCELERATE_DEBUG_MODE";
 /// Whether ranks compute on the CPU even where there is a GPU: `true` or `false`. Set by `sconce launch --cpu`.
 pub const ACCELERATE_USE_CPU: &str = "ACCELERATE_USE_CPU";
 /// Whether training state is sharded as DeepSpeed's ZeRO does: `true` or `false`. The variables below count only where

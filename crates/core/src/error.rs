@@ -76,6 +76,38 @@ pub enum Error {
     /// Work that every rank does alone failed, and rank 0 has the message.
     #[error("stopped with the other ranks; rank 0 has the message")]
     ReportedByMain,
+    /// A rank that is a thread failed, the first of them to do so.
+    #[error("rank {rank}: {source}")]
+    Rank {
+        /// The rank.
+        rank: usize,
+        /// Its own error.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// Not even a batch of one sample fits in memory.
+    #[error("no executable batch size: memory ran out with every size from {start} down to 1")]
+    NoBatchSize {
+        /// The first size tried.
+        start: usize,
+    },
+    /// In debug mode: ranks gave tensors of different shapes to one operation, which none of them has run.
+    #[error(
+        "{operation}: the ranks' tensors have different shapes: {shapes}; give tensors of one shape (see pad_across_processes)"
+    )]
+    Shapes {
+        /// The operation.
+        operation: &'static str,
+        /// Every rank's shape.
+        shapes: String,
+    },
+    /// A trace cannot be taken or written.
+    #[error("profile, {}: {reason}", path.display())]
+    Profile {
+        /// The file, or the folder where it was to be.
+        path: std::path::PathBuf,
+        /// What went wrong, and what to do.
+        reason: String,
+    },
     /// A DeepSpeed configuration cannot be used.
     #[error(transparent)]
     DeepSpeed(#[from] crate::deepspeed::ConfigError),

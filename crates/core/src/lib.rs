@@ -29,30 +29,46 @@
 mod accelerator;
 mod accumulation;
 mod builder;
+mod chrome_trace;
 mod clipping;
 pub mod data;
 pub mod deepspeed;
 mod device;
 pub mod environment;
 mod error;
+mod executable_batch_size;
 pub mod fp8;
+mod gradient_compression;
+mod join;
+mod launch_threads;
+mod local_sgd;
 mod managed;
 pub mod nn;
 mod optimizer;
+mod processes;
 pub mod schedule;
 mod settings;
+mod shape_check;
 mod spent_losses;
+mod split;
 mod tensors;
 mod together;
 
 pub use accelerator::Accelerator;
 pub use builder::{AcceleratorBuilder, accelerator};
+pub use chrome_trace::{ChromeTrace, Profile};
 pub use data::{DataLoader, Dataset, PreparedLoader, TensorDataset};
 pub use device::DeviceRequest;
 pub use error::{Error, Result};
+pub use executable_batch_size::is_out_of_memory;
+pub use gradient_compression::GradientCompression;
+pub use join::Joined;
+pub use launch_threads::launch_threads;
+pub use local_sgd::LocalSgd;
 pub use optimizer::Optimizer;
 pub use schedule::{LinearSchedule, Schedule, ScheduleAdvance, ScheduleStepping, Scheduler};
 pub use settings::{BatchPlan, Clipping, RunSettings, Sharding, Synchronisation};
+pub use split::Split;
 
 pub use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
 pub use sconce_fsdp::{
@@ -62,7 +78,7 @@ pub use sconce_fsdp::{
 pub use sconce_zero::{
     Adagrad, Adam, AdamW, Anomaly, Autocast, BackoffScaling, CandleOptimizer, DataParallel, DiskOptions, Engine,
     EngineOptions, Gathered, Gathering, HysteresisScaling, Lion, LocalTensor, LossScaling, MemoryReport, Offloaded,
-    OptimizerRule, ParameterGroups, ParameterInfo, ParameterSet, Placement, RandomState, Residence, Sgd,
+    OptimizerRule, ParameterGroups, ParameterInfo, ParameterSet, Placement, PowerSgd, RandomState, Residence, Sgd,
     ShardingStrategy, Tensors, Tier, Unit, UnitCandidate, UnitPolicy, WeightFiles, Weights, ZeroStage, unit,
     unit_of_class,
 };

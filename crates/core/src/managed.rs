@@ -6,11 +6,14 @@ use crate::clipping::StepClipping;
 use crate::deepspeed::GradientReduction;
 use crate::fp8::Fp8Scaling;
 use crate::spent_losses::SpentLosses;
-use crate::{Accelerator, Error, Optimizer, Result, RunSettings};
+use crate::{Accelerator, Error, Optimizer, Result, RunSettings, Sharding};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, Connection, Traffic, World};
-use sconce_zero::{CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, RandomState, Weights};
+use sconce_zero::{
+    CandleOptimizer, Engine, EngineOptions, LocalTensor, MemoryReport, OptimizerRule, ParameterSet, RandomState,
+    ShardingStrategy, Weights,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -20,7 +23,8 @@ pub(crate) struct ManagedAccelerator {
     world: World,
     engine: Arc<Engine>,
     device: Device,
-    seed: AtomicU64,
+    /// Shared by the accelerators of one loop's models.
+    seed: Arc<AtomicU64>,
     settings: RunSettings,
     accumulation: Arc<Accumulation>,
     clipping: Arc<StepClipping>,
@@ -28,8 +32,9 @@ pub(crate) struct ManagedAccelerator {
     fp8: Option<Arc<Fp8Scaling>>,
     /// Whether something has been computed within `autocast`.
     is_autocast: AtomicBool,
+    trigger: Arc<AtomicBool>,
     /// Last, so that the store outlives the group.
-    _connection: Option<Connection>,
+    _connection: Option<Arc<Connection>>,
 }
 
 impl ManagedAccelerator {
@@ -46,17 +51,18 @@ impl ManagedAccelerator {
             world,
             engine: Arc::new(engine),
             device,
-            seed: AtomicU64::new(seed),
+            seed: Arc::new(AtomicU64::new(seed)),
             accumulation: Arc::new(Accumulation::new(
                 settings.batch.accumulation_steps,
                 settings.synchronisation,
             )),
             clipping: Arc::new(StepClipping::new(settings.clipping.clone())),
-            fp8: settings.fp8.clone().map(|recipe| Arc::new(Fp8Scaling::new(recipe))),
+            fp8: scaling_of(&settings),
             is_autocast: AtomicBool::new(false),
             settings,
             spent_losses: SpentLosses::default(),
-            _connection: connection,
+            trigger: Arc::default(),
+            _connection: connection.map(Arc::new),
         }
     }
 
@@ -151,6 +157,36 @@ impl Accelerator for ManagedAccelerator {
         &self.accumulation
     }
 
+    fn trigger(&self) -> &AtomicBool {
+        &self.trigger
+    }
+
+    fn for_another_model(&self, frozen: ParameterSet) -> Result<Box<dyn Accelerator>> {
+        let custom: Option<Box<dyn ShardingStrategy>> = match self.settings.sharding {
+            Sharding::Custom(_) => Some(Box::new(Arc::clone(self.engine.strategy()))),
+            _ => None,
+        };
+        let options = EngineOptions {
+            frozen,
+            ..self.settings.engine_options(custom, &self.world)?
+        };
+        let engine = Engine::new(Arc::clone(self.engine.communicator()), options)?;
+        Ok(Box::new(Self {
+            world: self.world.clone(),
+            engine: Arc::new(engine),
+            device: self.device.clone(),
+            seed: Arc::clone(&self.seed),
+            settings: self.settings.clone(),
+            accumulation: Arc::clone(&self.accumulation),
+            clipping: Arc::new(StepClipping::new(self.settings.clipping.clone())),
+            spent_losses: SpentLosses::default(),
+            fp8: scaling_of(&self.settings),
+            is_autocast: AtomicBool::new(false),
+            trigger: Arc::clone(&self.trigger),
+            _connection: self._connection.clone(),
+        }))
+    }
+
     fn var_builder(&self, weights: Weights) -> Result<VarBuilder<'static>> {
         let dtype = self.settings.parameter_dtype();
         let vb = self.engine.var_builder(weights, dtype, &self.device)?;
@@ -183,10 +219,14 @@ impl Accelerator for ManagedAccelerator {
             // The engine's mean over the ranks, times their number.
             GradientReduction::Sum => steps / self.world.size as f64,
         };
-        let scaled = if divisor == 1.0 {
+        let weight = self.accumulation.weight();
+        let scaled = if divisor == 1.0 && weight == 1.0 {
             loss.clone()
+        } else if weight == 0.0 {
+            // As a tensor: candle takes a factor of 0 for the end of a graph.
+            (loss * loss.zeros_like()?.detach())?
         } else {
-            (loss / divisor)?
+            (loss / (divisor / weight))?
         };
         self.engine.backward(&scaled, self.accumulation.take_reduction())?;
         self.end_backward(loss)
@@ -203,6 +243,8 @@ impl Accelerator for ManagedAccelerator {
                         .into(),
             });
         }
+        // Of a rank whose inputs have ended nothing counts.
+        let weight = if self.accumulation.weight() == 0.0 { 0.0 } else { weight };
         let (reduces, completes) = (self.accumulation.take_reduction(), self.accumulation.synchronises());
         self.engine.backward_weighted(loss, weight, reduces, completes)?;
         self.end_backward(loss)
@@ -237,6 +279,12 @@ impl Accelerator for ManagedAccelerator {
     fn state_dict(&self) -> Result<Vec<(String, Tensor)>> {
         Ok(self.engine.tensors(self.world.is_main())?)
     }
+}
+
+/// Makes the scaling of one model.
+fn scaling_of(settings: &RunSettings) -> Option<Arc<Fp8Scaling>> {
+    let recipe = settings.fp8.clone()?;
+    Some(Arc::new(Fp8Scaling::new(recipe)))
 }
 
 /// Lets what is random on this rank begin anew.

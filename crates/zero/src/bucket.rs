@@ -1,10 +1,12 @@
 //! One bucket of gradients: its memory on the way, and the reduced parts that a rank holds of it.
 
+use crate::gradients::Compression;
 use crate::layout::{BucketLayout, Slot};
 use crate::{Residence, Result};
 use rayon::prelude::*;
 use sconce_collectives::{Buffer, Pending};
 use std::ops::Range;
+use std::sync::{Arc, Mutex};
 
 /// Elements copied or added by one task.
 const BLOCK: usize = 1 << 16;
@@ -19,6 +21,8 @@ pub(crate) struct Bucket {
     pub(crate) shard_holds: bool,
     /// Parameters that have not come in during this backward.
     pub(crate) missing: usize,
+    /// How gradients are compressed on their way to other ranks.
+    pub(crate) compression: Option<Arc<Mutex<Compression>>>,
 }
 
 /// Where the memory is that a bucket's gradients come into.
@@ -38,6 +42,7 @@ impl Bucket {
     pub(crate) fn new(layout: BucketLayout, allocate: impl FnOnce(usize) -> Result<Buffer>) -> Result<Self> {
         let mut bucket = Self {
             missing: 0,
+            compression: None,
             memory: Memory::Absent,
             shard: Vec::new(),
             shard_holds: false,

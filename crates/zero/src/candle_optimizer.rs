@@ -6,6 +6,7 @@
 //! what the optimizer allocates itself.
 
 use crate::bucket::Held;
+use crate::device::Intent;
 use crate::parameter::{Master, Parameter, chunk_of};
 use crate::storage::{ElementsMut, with_values};
 use crate::{Residence, Result};
@@ -155,24 +156,34 @@ impl Share {
             return Ok(None);
         }
         let mut values = vec![0.0; elements.len()];
-        parameter.with_master(elements.clone(), |master| master.read_into(&mut values))?;
+        parameter.with_master(Intent::Read, &elements, 0..elements.len(), |master| {
+            master.read_into(&mut values);
+        })?;
         let variable = Var::from_vec(values, elements.len(), &Device::Cpu)?;
         Ok(Some(Self { elements, variable }))
     }
 
     /// Gives the variable the parameter's values, which may have been set since the last step.
     fn copy_in(&self, parameter: &Parameter) -> Result<()> {
-        self.with_both(parameter, |variable, master| master.read_into(variable))
+        self.with_both(parameter, Intent::Read, |variable, master| master.read_into(variable))
     }
 
     /// Gives the parameter the variable's values.
     fn copy_out(&self, parameter: &Parameter) -> Result<()> {
-        self.with_both(parameter, |variable, master| master.write(variable))
+        self.with_both(parameter, Intent::Overwrite, |variable, master| master.write(variable))
     }
 
-    fn with_both(&self, parameter: &Parameter, work: impl FnOnce(&mut [f32], Master<'_>)) -> Result<()> {
+    fn with_both(
+        &self,
+        parameter: &Parameter,
+        intent: Intent,
+        work: impl FnOnce(&mut [f32], Master<'_>),
+    ) -> Result<()> {
+        let all = 0..self.elements.len();
         with_values(self.variable.as_tensor(), |variable| match variable {
-            ElementsMut::F32(variable) => parameter.with_master(self.elements.clone(), |master| work(variable, master)),
+            ElementsMut::F32(variable) => {
+                parameter.with_master(intent, &self.elements, all, |master| work(variable, master))
+            }
             // The variable was made in f32, and a variable keeps its type.
             ElementsMut::Bf16(_) | ElementsMut::F16(_) => Ok(()),
         })?

@@ -2,9 +2,11 @@
 
 mod agreement;
 mod backward;
+mod local_steps;
 
 use crate::anomaly::AnomalyWatch;
 use crate::candle_optimizer::{CandleOptimizer, SharesInVariables};
+use crate::device::{Intent, Staging};
 use crate::gathered::Gathered;
 use crate::gradients::{Gradients, bytes_of};
 use crate::layout::BucketLayout;
@@ -14,16 +16,17 @@ use crate::optimizer::{assign, in_range, warn_of_empty};
 use crate::parameter::{Home, Parameter};
 use crate::parameters::{Parameters, Receivers};
 use crate::stepper::Stepper;
-use crate::storage::{is_managed_dtype, with_bytes};
+use crate::storage::is_managed_dtype;
 use crate::units::Units;
 use crate::var_builder::ManagedBackend;
 use crate::{
     Anomaly, DiskOptions, EngineOptions, Error, LocalTensor, LossScaleState, MemoryReport, Norm, OptimizerRule,
-    ParameterInfo, ParameterSet, Residence, Result, ShardingStrategy, Stepped, Tier, Weights,
+    ParameterInfo, ParameterSet, PowerSgd, Residence, Result, ShardingStrategy, Stepped, Tier, Weights,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, Traffic};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// One model's managed parameters, their gradients and their optimizer.
@@ -37,8 +40,11 @@ pub struct Engine {
     parameters: Arc<Parameters>,
     gradients: Arc<Gradients>,
     units: Arc<Units>,
+    staging: Arc<Staging>,
     optimizer: Mutex<Option<Optimizer>>,
     loss_guard: Mutex<LossGuard>,
+    /// Whether each rank steps by its own gradients.
+    steps_locally: AtomicBool,
 }
 
 /// What the engine itself looks up of its options.
@@ -49,6 +55,7 @@ struct Options {
     first_bucket_bytes: usize,
     bucket_bytes: usize,
     reduce_dtype: DType,
+    power_sgd: Option<PowerSgd>,
     disk: Option<DiskOptions>,
 }
 
@@ -66,6 +73,7 @@ impl Engine {
     /// [`Error::Setting`] for a loss scale out of range, for dtypes other than f32, bf16 and f16, and for groups that do not divide the ranks; failures of the group.
     pub fn new(communicator: Arc<dyn Communicator>, options: EngineOptions) -> Result<Self> {
         let loss_guard = LossGuard::new(&options)?;
+        options.power_sgd.iter().try_for_each(PowerSgd::check)?;
         for (setting, dtype) in [
             ("reduce_dtype", Some(options.reduce_dtype)),
             ("output_dtype", options.output_dtype),
@@ -80,13 +88,15 @@ impl Engine {
         }
         let strategy: Arc<dyn ShardingStrategy> = Arc::from(options.strategy);
         let mesh = Arc::new(Mesh::new(communicator, options.shard_group)?);
+        let staging = Arc::new(Staging::new(options.emulate_device));
         let parameters = Arc::new(Parameters::new(
             Arc::clone(&strategy),
             (options.frozen, options.keep_in_f32),
             (options.units, options.recompute),
             mesh.place(),
+            Arc::clone(&staging),
         ));
-        let gradients = Arc::<Gradients>::default();
+        let gradients = Arc::new(Gradients::new(Arc::clone(&staging)));
         if options.detect_anomaly {
             gradients.watch(AnomalyWatch::new(!loss_guard.skips()));
         }
@@ -107,20 +117,24 @@ impl Engine {
                 first_bucket_bytes: options.first_bucket_bytes,
                 bucket_bytes: options.bucket_bytes,
                 reduce_dtype: options.reduce_dtype,
+                power_sgd: options.power_sgd,
                 disk: options.disk,
             },
             parameters,
             gradients,
             units: Arc::new(units),
+            staging,
             optimizer: Mutex::new(None),
             loss_guard: Mutex::new(loss_guard),
+            steps_locally: AtomicBool::new(false),
         })
     }
 
-    /// Returns a `VarBuilder` whose tensors are managed parameters; for building one model.
+    /// Returns a `VarBuilder` whose tensors are managed parameters, on the CPU or on a CUDA device; for building one model.
     ///
     /// # Errors
-    /// None in this version; a parameter that cannot be loaded is an error of `VarBuilder::get`.
+    /// None in this version; a parameter that cannot be loaded, and a device that can have none, are errors of
+    /// `VarBuilder::get`. A CUDA device must have one stream for all threads (`Device::new_cuda_with_stream`).
     pub fn var_builder(&self, weights: Weights, dtype: DType, device: &Device) -> Result<VarBuilder<'static>> {
         let backend = ManagedBackend {
             parameters: Arc::clone(&self.parameters),
@@ -155,11 +169,16 @@ impl Engine {
             gradients,
             optimizer_state,
             on_disk: on_disk + shares_on_disk,
-            buffers: buffers + shares_in_passing,
+            buffers: buffers + shares_in_passing + self.staging.bytes() as u64,
             gathered: live.bytes as u64,
             spare: self.units.spare_bytes() as u64,
             gathered_peak: live.peak_bytes as u64,
         }
+    }
+
+    /// Returns the choice of where state lives.
+    pub fn strategy(&self) -> &Arc<dyn ShardingStrategy> {
+        &self.strategy
     }
 
     /// Returns the group of all ranks.
@@ -422,6 +441,7 @@ impl Engine {
     /// [`Error::Order`] before an optimizer is set, and when no gradients are held that the last backward synchronised;
     /// [`Error::LossScaleAtMinimum`].
     pub fn step(&self, learning_rate: f64) -> Result<Stepped> {
+        let _span = tracing::debug_span!("optimizer step").entered();
         let mut optimizer = self.optimizer();
         let Some(optimizer) = optimizer.as_mut() else {
             return Err(Error::Order {
@@ -491,22 +511,31 @@ impl Engine {
         let rank = self.mesh.shard.rank();
         let own_part = |layout: &BucketLayout, part: &mut [u8]| {
             layout.slots.iter().try_for_each(|slot| {
-                with_bytes(&parameters[slot.parameter].tensor, |values| {
-                    part[bytes_of(layout, slot.within_part(rank))]
-                        .copy_from_slice(&values[bytes_of(layout, slot.chunk(rank))]);
-                })
-                .map_err(Error::from)
+                let place = &mut part[bytes_of(layout, slot.within_part(rank))];
+                let tensor = &parameters[slot.parameter].tensor;
+                Ok(tensor.with_values(Intent::Read, slot.chunk(rank), |values| {
+                    place.copy_from_slice(values.into_bytes());
+                })?)
             })
         };
         let take = |layout: &BucketLayout, whole: &[u8]| {
             layout.slots.iter().try_for_each(|slot| {
-                with_bytes(&parameters[slot.parameter].tensor, |values| {
-                    for part in (0..layout.parts).filter(|part| *part != rank) {
-                        values[bytes_of(layout, slot.chunk(part))]
-                            .copy_from_slice(&whole[bytes_of(layout, layout.place(slot, part))]);
-                    }
-                })
-                .map_err(Error::from)
+                let tensor = &parameters[slot.parameter].tensor;
+                // The chunks of ranks before this one, and of those after it, lie together.
+                [0..rank, rank + 1..layout.parts].into_iter().try_for_each(|others| {
+                    let chunks = others.clone().map(|part| slot.chunk(part));
+                    let elements = chunks.reduce(|first, last| first.start..last.end).unwrap_or_default();
+                    tensor.with_values(Intent::Overwrite, elements.clone(), |values| {
+                        let values = values.into_bytes();
+                        for part in others {
+                            let chunk = slot.chunk(part);
+                            let within = chunk.start - elements.start..chunk.end - elements.start;
+                            values[bytes_of(layout, within)]
+                                .copy_from_slice(&whole[bytes_of(layout, layout.place(slot, part))]);
+                        }
+                    })
+                })?;
+                Ok(())
             })
         };
         self.gradients.exchange_parts(own_part, take)

@@ -1,7 +1,8 @@
 //! Gates around a unit: ops that hand a tensor on unchanged and tell, in the backward pass, that the unit begins or ends.
 
 use crate::units::{Invocation, Units};
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use std::sync::Arc;
 
 /// Hands a unit's output on; its backward comes before that of anything in the unit.
@@ -27,6 +28,10 @@ impl CustomOp1 for OutputGate {
         copy(storage, layout)
     }
 
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        copy_on_device(storage, layout)
+    }
+
     fn bwd(&self, _arg: &Tensor, _res: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         self.units.enter_backward(self.unit, &self.invocation)?;
         Ok(Some(gradient.clone()))
@@ -40,6 +45,10 @@ impl CustomOp1 for InputGate {
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         copy(storage, layout)
+    }
+
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        copy_on_device(storage, layout)
     }
 
     fn bwd(&self, _arg: &Tensor, _res: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
@@ -62,5 +71,12 @@ pub(crate) fn copy(storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage,
             "a unit's inputs and outputs that have gradients are f32, bf16, f16 or f64; convert them first"
         ),
     };
+    Ok((copied, layout.shape().clone()))
+}
+
+/// Copies the elements of a tensor on a device.
+pub(crate) fn copy_on_device(storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+    let mut copied = storage.device().zeros_impl(layout.shape(), storage.dtype())?;
+    storage.copy_strided_src(&mut copied, 0, layout)?;
     Ok((copied, layout.shape().clone()))
 }

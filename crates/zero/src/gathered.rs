@@ -3,7 +3,7 @@
 use crate::mesh::Mesh;
 use crate::parameter::Parameter;
 use crate::{Error, Result};
-use candle_core::{CpuStorage, DType, Storage, Tensor};
+use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -57,7 +57,11 @@ impl<'a> Gathered<'a> {
             let (found, expected) = (values.dims(), &parameter.info.shape);
             return refuse(format!("the values have shape {found:?}, expected {expected:?}"));
         }
-        let values = values.detach().to_dtype(DType::F32)?.contiguous()?;
+        let values = values
+            .detach()
+            .to_device(&Device::Cpu)?
+            .to_dtype(DType::F32)?
+            .contiguous()?;
         edits.insert(name.into(), values);
         Ok(())
     }

@@ -38,17 +38,22 @@
 
 mod exchange;
 mod measures;
+mod power_sgd;
 mod reduction;
 mod window;
 
 pub(crate) use exchange::bytes_of;
+pub(crate) use power_sgd::Compression;
+pub use power_sgd::PowerSgd;
 use reduction::Reduction;
 
 use crate::anomaly::AnomalyWatch;
 use crate::bucket::{Bucket, Held, Memory};
+use crate::device::Staging;
 use crate::layout::BucketLayout;
 use crate::mesh::Mesh;
 use crate::overflow::{Finiteness, is_finite};
+use crate::storage::{Elements, is_managed_dtype};
 use crate::weighted_mean::WeightedMean;
 use crate::{Error, ParameterInfo, Residence, Result};
 use candle_core::{CpuStorage, DType, Storage, Tensor};
@@ -76,6 +81,8 @@ pub(crate) struct Gradients {
 
 #[derive(Debug, Default)]
 struct State {
+    /// What gradients on a device pass through.
+    staging: Arc<Staging>,
     /// Set once the layout is known, before the first backward.
     mesh: Option<Arc<Mesh>>,
     reduce_dtype: Option<DType>,
@@ -100,6 +107,8 @@ struct State {
     /// Buckets that have left in this backward.
     left: usize,
     synchronise: bool,
+    /// Whether a step takes gradients that are this rank's own.
+    steps_locally: bool,
     /// Gradients that came in during this backward, by parameter.
     arrived: Vec<bool>,
     /// How many gradients are still to come in, by parameter: one, but for parts that are computed again.
@@ -121,19 +130,30 @@ enum Phase {
 }
 
 impl Gradients {
+    pub(crate) fn new(staging: Arc<Staging>) -> Self {
+        let state = State {
+            staging,
+            ..State::default()
+        };
+        Self {
+            state: Mutex::new(state),
+        }
+    }
+
     /// Says whether the buckets have been laid out.
     pub(crate) fn is_laid_out(&self) -> bool {
         self.lock().mesh.is_some()
     }
 
-    /// Allocates the buckets; called by all ranks with one layout.
+    /// Allocates the buckets of these parameters; called by all ranks with one layout.
     pub(crate) fn lay_out(
         &self,
         mesh: &Arc<Mesh>,
         layouts: Vec<BucketLayout>,
         parameters: Vec<Arc<ParameterInfo>>,
-        reduce_dtype: DType,
+        (reduce_dtype, compression): (DType, Option<&PowerSgd>),
     ) -> Result<()> {
+        let shapes = Vec::from_iter(parameters.iter().map(|parameter| parameter.shape.clone()));
         let mut state = self.lock();
         state.reduce_dtype = Some(reduce_dtype);
         state.places = vec![(0, 0); parameters.len()];
@@ -158,7 +178,19 @@ impl Gradients {
                 Residence::Sharded => &mesh.shard,
             };
             let allocate = |elements| Ok(group.allocate_elements::<f32>(elements)?);
-            state.buckets.push(Bucket::new(layout, allocate)?);
+            let mut bucket = Bucket::new(layout, allocate)?;
+            if let Some(settings) = compression {
+                if bucket.is_stepped_by_parts() {
+                    return Err(Error::Setting {
+                        setting: "power_sgd",
+                        value: format!("{settings:?}"),
+                        expected: "data parallelism: sharded gradients and states are not compressed",
+                    });
+                }
+                let state = Compression::new(settings, &bucket.layout, &shapes);
+                bucket.compression = Some(Arc::new(Mutex::new(state)));
+            }
+            state.buckets.push(bucket);
         }
         state.holds = vec![false; parameters.len()];
         state.parameters = parameters;
@@ -276,12 +308,18 @@ impl Gradients {
         state.check_complete()?;
         let hint = match state.phase {
             Phase::Synchronised => return Ok(()),
+            Phase::Local if state.steps_locally => return Ok(()),
             Phase::Local => {
                 "the last backward kept its gradients on this rank; the last one before a step must synchronise"
             }
             _ => "there are no gradients; call backward first, and zero_grad only after the step",
         };
         Err(Error::Order { what: "step", hint })
+    }
+
+    /// Lets steps take gradients that are this rank's own, or not any more.
+    pub(crate) fn step_locally(&self, on: bool) {
+        self.lock().steps_locally = on;
     }
 
     /// Scales all gradients held; takes effect where they are used.
@@ -300,9 +338,12 @@ impl Gradients {
             }
         };
         let lasting: usize = state.buckets.iter().map(elements).sum();
+        let passing: usize = state.passing.iter().map(Buffer::len).sum();
+        let compressions = state.buckets.iter().filter_map(|bucket| bucket.compression.as_ref());
+        let kept = compressions.map(|state| state.lock().unwrap_or_else(PoisonError::into_inner).bytes());
         (
             (lasting * size_of::<f32>()) as u64,
-            state.passing.iter().map(Buffer::len).sum::<usize>() as u64,
+            (passing + kept.sum::<usize>()) as u64,
         )
     }
 
@@ -409,6 +450,16 @@ impl State {
                 hint: "call accelerator.backward(&loss) (or Engine::backward) instead of loss.backward()",
             });
         }
+        if self.staging.serves(gradient.device()) {
+            // In its own dtype: the copy is what takes time.
+            let gradient = if is_managed_dtype(gradient.dtype()) {
+                gradient.contiguous()?
+            } else {
+                gradient.to_dtype(DType::F32)?.contiguous()?
+            };
+            let staging = Arc::clone(&self.staging);
+            return staging.read(&gradient, |values| self.put(parameter, values.shared()))?;
+        }
         let gradient = gradient.to_dtype(DType::F32)?.contiguous()?;
         let (storage, layout) = gradient.storage_and_layout();
         let Storage::Cpu(CpuStorage::F32(values)) = &*storage else {
@@ -419,10 +470,12 @@ impl State {
             ))));
         };
         let values = &values[layout.start_offset()..][..layout.shape().elem_count()];
-        if let Some(watch) = &mut self.watch {
-            let is_finite = values.par_chunks(BLOCK).all(is_finite);
-            watch.look_at(&self.parameters[parameter], values, is_finite)?;
-        }
+        self.put(parameter, Elements::F32(values))
+    }
+
+    /// Puts a parameter's gradient into its place, or adds it to what is there.
+    fn put(&mut self, parameter: usize, values: Elements<'_>) -> Result<()> {
+        self.look_at(parameter, &values)?;
         let number = self.places[parameter].0;
         // A buffer that is passed on holds this backward's gradients only.
         let is_first = if self.buckets[number].is_sharded() {
@@ -432,12 +485,16 @@ impl State {
             !self.holds[parameter]
         };
         self.for_each_chunk(parameter, |slot, chunk| {
-            let pairs = slot.par_chunks_mut(BLOCK).zip(values[chunk].par_chunks(BLOCK));
-            if is_first {
-                pairs.for_each(|(slot, values)| slot.copy_from_slice(values));
-            } else {
-                pairs.for_each(|(slot, values)| slot.iter_mut().zip(values).for_each(|(sum, value)| *sum += value));
-            }
+            let blocks = slot.par_chunks_mut(BLOCK).enumerate();
+            blocks.for_each(|(number, slot)| {
+                let start = chunk.start + number * BLOCK;
+                let values = values.slice(start..start + slot.len());
+                if is_first {
+                    values.copy_to(slot);
+                } else {
+                    values.add_to(slot);
+                }
+            });
         })?;
         self.holds[parameter] = true;
         self.arrived[parameter] = true;
@@ -567,9 +624,19 @@ impl State {
                     (Reduction::All, &mesh.world)
                 };
                 let dtype = self.reduce_dtype.unwrap_or(DType::F32);
+                let compression = bucket.compression.clone();
+                let number = self.left;
                 bucket.memory = match std::mem::replace(&mut bucket.memory, Memory::Lost) {
                     Memory::Here(buffer) => Memory::Away(group.run_behind(buffer, move |buffer, group| {
-                        reduction.run(&mut buffer.as_mut_slice()[..elements], dtype, group)
+                        let _span = tracing::debug_span!("reduce bucket", what = number, elements).entered();
+                        let gradients = &mut buffer.as_mut_slice()[..elements];
+                        match compression {
+                            Some(state) => {
+                                let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+                                state.run(gradients, dtype, group)
+                            }
+                            None => reduction.run(gradients, dtype, group),
+                        }
                     })),
                     _ => return Err(INCOMPLETE),
                 };
@@ -589,7 +656,9 @@ impl State {
         let Memory::Away(pending) = std::mem::replace(&mut bucket.memory, Memory::Lost) else {
             return Ok(());
         };
+        let span = tracing::debug_span!("wait for bucket", what = number).entered();
         let buffer = pending.wait()?;
+        drop(span);
         if !bucket.is_sharded() {
             bucket.memory = Memory::Here(buffer);
             return Ok(());

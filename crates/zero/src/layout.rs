@@ -28,7 +28,7 @@ pub(crate) struct Slot {
     /// The parameter's number.
     pub(crate) parameter: usize,
     /// Elements of the parameter.
-    elements: usize,
+    pub(crate) elements: usize,
     /// Parts that it is cut into; the last chunks may be shorter, or empty.
     parts: usize,
     /// Where its chunks begin within each part.
@@ -84,6 +84,20 @@ impl BucketLayout {
     /// Returns the elements of the whole bucket, padding included.
     pub(crate) fn elements(&self) -> usize {
         self.parts * self.part_elements
+    }
+
+    /// Returns a slot's elements in their order, of all parts.
+    pub(crate) fn read(&self, slot: usize, elements: &[f32]) -> Vec<f32> {
+        let slot = &self.slots[slot];
+        let mut values = vec![0.0; slot.elements];
+        (0..self.parts).for_each(|part| values[slot.chunk(part)].copy_from_slice(&elements[self.place(slot, part)]));
+        values
+    }
+
+    /// Sets a slot's elements, in their order, in all parts.
+    pub(crate) fn write(&self, slot: usize, values: &[f32], elements: &mut [f32]) {
+        let slot = &self.slots[slot];
+        (0..self.parts).for_each(|part| elements[self.place(slot, part)].copy_from_slice(&values[slot.chunk(part)]));
     }
 
     /// Returns a rank's part.

@@ -25,8 +25,10 @@
 
 mod anomaly;
 mod autocast;
+mod backward_scope;
 mod bucket;
 mod candle_optimizer;
+mod device;
 mod disk;
 mod engine;
 mod error;
@@ -70,6 +72,7 @@ pub use disk::{DiskState, DiskValues};
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use gathered::Gathered;
+pub use gradients::PowerSgd;
 pub use local_tensor::LocalTensor;
 pub use loss_guard::Stepped;
 pub use loss_scale::{BackoffScaling, HysteresisScaling, LossScaleState, LossScaler, LossScaling};

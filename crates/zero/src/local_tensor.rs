@@ -1,10 +1,11 @@
 //! What one rank holds of the parameters, without asking the others: for state dicts by shares.
 
+use crate::device::Intent;
 use crate::parameter::{Home, Master, Parameter, chunk_of};
 use crate::storage::ElementsMut;
 use crate::{ParameterInfo, Result};
 use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, Storage, Tensor};
+use candle_core::{CpuStorage, Device, Storage, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ pub struct LocalTensor {
     pub info: Arc<ParameterInfo>,
     /// Which of the whole parameter's elements, in order, these are; all of them if it is not sharded.
     pub elements: Range<usize>,
-    /// Their values, flat, in the dtype that the model computes with.
+    /// Their values, flat, on the CPU, in the dtype that the model computes with.
     pub values: Tensor,
 }
 
@@ -26,14 +27,20 @@ impl LocalTensor {
         let (elements, values) = match &parameter.home {
             Home::Shard { .. } => {
                 let elements = chunk_of(count, rank, world);
-                let values = parameter.with_master(elements.clone(), |master| match master {
-                    Master::Itself(values) | Master::Apart { copy: values, .. } => copied(&values),
-                })?;
+                let values =
+                    parameter.with_master(Intent::Read, &elements, 0..elements.len(), |master| match master {
+                        Master::Itself(values) | Master::Apart { copy: values, .. } => copied(&values),
+                    })?;
                 let values = Tensor::from_storage(Storage::Cpu(values), elements.len(), BackpropOp::none(), false);
                 (elements, values)
             }
             Home::Tensor | Home::Beside(_) | Home::Unbuilt => {
-                (0..count, parameter.tensor.flatten_all()?.detach().copy()?)
+                let values = parameter.tensor.flatten_all()?.detach();
+                let values = match values.device() {
+                    Device::Cpu => values.copy()?,
+                    _ => values.to_device(&Device::Cpu)?,
+                };
+                (0..count, values)
             }
         };
         let info = Arc::clone(&parameter.info);

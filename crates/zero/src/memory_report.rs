@@ -14,7 +14,7 @@ pub struct MemoryReport {
     pub optimizer_state: u64,
     /// What the optimizer keeps on disk, and sharded parameters there.
     pub on_disk: u64,
-    /// Buffers through which sharded gradients and updated values pass.
+    /// Buffers through which sharded gradients and updated values pass, and on a GPU all that is copied from and to it.
     pub buffers: u64,
     /// Sharded parameters that are gathered now.
     pub gathered: u64,

@@ -1,6 +1,6 @@
 //! Settings of an engine.
 
-use crate::{DataParallel, LossScaling, ParameterSet, ShardingStrategy, UnitPolicy};
+use crate::{DataParallel, LossScaling, ParameterSet, PowerSgd, ShardingStrategy, UnitPolicy};
 use candle_core::DType;
 use std::path::PathBuf;
 
@@ -41,6 +41,8 @@ pub struct EngineOptions {
     /// The dtype in which gradients travel between ranks and are summed: f32, bf16 or f16. They are kept in f32 in any case;
     /// in another dtype every sum is rounded once.
     pub reduce_dtype: DType,
+    /// Sends thin factors of gradients in place of gradients; for data parallelism only.
+    pub power_sgd: Option<PowerSgd>,
     /// Converts floats that go into a unit to the dtype of its first parameter.
     pub cast_inputs: bool,
     /// Converts floats that come out of a unit to this dtype.
@@ -49,6 +51,9 @@ pub struct EngineOptions {
     pub gathering: Gathering,
     /// Where state lies whose tier is [`Tier::Disk`](crate::Tier::Disk).
     pub disk: Option<DiskOptions>,
+    /// For tests: treats parameters on the CPU as if they were on a device whose memory the engine cannot reach.
+    #[doc(hidden)]
+    pub emulate_device: bool,
 }
 
 impl Default for EngineOptions {
@@ -68,10 +73,12 @@ impl Default for EngineOptions {
             first_bucket_bytes: 1 << 20,
             bucket_bytes: 25 << 20,
             reduce_dtype: DType::F32,
+            power_sgd: None,
             cast_inputs: false,
             output_dtype: None,
             gathering: Gathering::default(),
             disk: None,
+            emulate_device: false,
         }
     }
 }

@@ -1,12 +1,12 @@
 //! One parameter: its name, its tensor, and where the optimizer finds its values.
 
+use crate::device::{Intent, ManagedTensor};
 use crate::mesh::Mesh;
 use crate::shard::Shard;
-use crate::storage::{ElementsMut, with_values};
+use crate::storage::ElementsMut;
 use crate::weights::Initial;
 use crate::{Error, Placement, Residence, Result, Tier};
-use candle_core::{DType, Shape, Tensor};
-use half::slice::HalfFloatSliceExt;
+use candle_core::{DType, Shape};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -31,7 +31,7 @@ impl ParameterInfo {
 pub(crate) struct Parameter {
     pub(crate) info: Arc<ParameterInfo>,
     /// What the model computes with: the data, recorded as the result of the hook if it is trained.
-    pub(crate) tensor: Tensor,
+    pub(crate) tensor: ManagedTensor,
     pub(crate) placement: Placement,
     pub(crate) is_trained: bool,
     /// Whether it is f32 whatever dtype was asked for.
@@ -77,9 +77,7 @@ impl<'a> Master<'a> {
     /// Copies the values, or the masters if there are some.
     pub(crate) fn read_into(&self, wide: &mut [f32]) {
         match self {
-            Self::Itself(ElementsMut::F32(values)) => wide.copy_from_slice(values),
-            Self::Itself(ElementsMut::Bf16(values)) => values.convert_to_f32_slice(wide),
-            Self::Itself(ElementsMut::F16(values)) => values.convert_to_f32_slice(wide),
+            Self::Itself(values) => values.shared().copy_to(wide),
             Self::Apart { masters, .. } => wide.copy_from_slice(masters),
         }
     }
@@ -92,17 +90,6 @@ impl<'a> Master<'a> {
                 masters.copy_from_slice(wide);
                 copy.round_from(wide);
             }
-        }
-    }
-
-    /// Returns elements `range`.
-    pub(crate) fn slice(self, range: Range<usize>) -> Self {
-        match self {
-            Self::Itself(values) => Self::Itself(values.slice(range)),
-            Self::Apart { masters, copy } => Self::Apart {
-                masters: &mut masters[range.clone()],
-                copy: copy.slice(range),
-            },
         }
     }
 }
@@ -123,7 +110,7 @@ impl Parameter {
     pub(crate) fn make_whole(&mut self, initial: &Initial) -> Result<()> {
         let ParameterInfo { name, shape } = &*self.info;
         let values = initial.load(name, &Shape::from(shape.as_slice()), 0..self.info.elements())?;
-        with_values(&self.tensor, |whole| whole.round_from(&values))?;
+        self.tensor.fill_with(|whole| whole.round_from(&values))?;
         self.home = Home::of_whole(self.tensor.dtype(), self.is_trained, &values);
         (self.placement.parameter, self.placement.parameter_tier) = (Residence::Replicated, Tier::Device);
         Ok(())
@@ -143,25 +130,39 @@ impl Parameter {
         }
     }
 
-    /// Runs `work` on elements `chunk` as the optimizer updates them; of a sharded parameter that is this rank's chunk.
-    pub(crate) fn with_master<R>(&self, chunk: Range<usize>, work: impl FnOnce(Master<'_>) -> R) -> Result<R> {
+    /// Runs `work` on elements `within` of elements `chunk` as the optimizer updates them; of a sharded parameter `chunk`
+    /// is this rank's.
+    ///
+    /// Whoever changes values that have masters writes the copies of all of these.
+    pub(crate) fn with_master<R>(
+        &self,
+        intent: Intent,
+        chunk: &Range<usize>,
+        within: Range<usize>,
+        work: impl FnOnce(Master<'_>) -> R,
+    ) -> Result<R> {
+        let elements = chunk.start + within.start..chunk.start + within.end;
         match &self.home {
-            Home::Shard { shard, slot } => shard.with_master(*slot, work),
+            Home::Shard { shard, slot } => shard.with_master(*slot, within, work),
             Home::Beside(masters) => {
                 let mut masters = masters.lock().unwrap_or_else(PoisonError::into_inner);
                 let Masters { start, values } = &mut *masters;
-                let masters = values.get_mut(chunk.start - *start..chunk.end - *start);
-                Ok(with_values(&self.tensor, |copy| {
-                    let copy = copy.slice(chunk);
-                    work(match masters {
-                        Some(masters) => Master::Apart { masters, copy },
-                        None => Master::Itself(copy),
-                    })
-                })?)
+                let Some(masters) = values.get_mut(elements.start - *start..elements.end - *start) else {
+                    return Ok(self
+                        .tensor
+                        .with_values(intent, elements, |copy| work(Master::Itself(copy)))?);
+                };
+                let intent = match intent {
+                    Intent::Change => Intent::Overwrite,
+                    other => other,
+                };
+                Ok(self
+                    .tensor
+                    .with_values(intent, elements, |copy| work(Master::Apart { masters, copy }))?)
             }
-            Home::Tensor | Home::Unbuilt => Ok(with_values(&self.tensor, |values| {
-                work(Master::Itself(values.slice(chunk)))
-            })?),
+            Home::Tensor | Home::Unbuilt => Ok(self
+                .tensor
+                .with_values(intent, elements, |values| work(Master::Itself(values)))?),
         }
     }
 
@@ -170,17 +171,24 @@ impl Parameter {
         let group = &*mesh.world;
         match &self.home {
             Home::Shard { .. } | Home::Unbuilt => Ok(()),
-            Home::Tensor => with_values(&self.tensor, |values| match values {
-                ElementsMut::F32(values) => group.broadcast(values, 0),
-                ElementsMut::Bf16(values) => group.broadcast(values, 0),
-                ElementsMut::F16(values) => group.broadcast(values, 0),
-            })?
-            .map_err(Error::from),
+            Home::Tensor => {
+                let intent = match group.rank() {
+                    0 => Intent::Read,
+                    _ => Intent::Overwrite,
+                };
+                let broadcast = |values: ElementsMut<'_>| match values {
+                    ElementsMut::F32(values) => group.broadcast(values, 0),
+                    ElementsMut::Bf16(values) => group.broadcast(values, 0),
+                    ElementsMut::F16(values) => group.broadcast(values, 0),
+                };
+                let outcome = self.tensor.with_values(intent, self.tensor.all(), broadcast)?;
+                outcome.map_err(Error::from)
+            }
             Home::Beside(masters) => {
                 let mut masters = masters.lock().unwrap_or_else(PoisonError::into_inner);
                 if masters.values.len() == self.info.elements() {
                     group.broadcast(&mut masters.values, 0)?;
-                    with_values(&self.tensor, |values| values.round_from(&masters.values))?;
+                    self.set_copy(&masters.values)?;
                 }
                 if self.placement.optimizer_state == Residence::Sharded {
                     let (rank, world) = mesh.place();
@@ -196,24 +204,25 @@ impl Parameter {
     /// Replaces the values on this rank, wherever they are; a gathered copy of a sharded parameter stays as it was.
     pub(crate) fn assign(&self, values: &[f32], (rank, world): (usize, usize)) -> Result<()> {
         match &self.home {
-            Home::Tensor | Home::Unbuilt => Ok(with_values(&self.tensor, |whole| whole.round_from(values))?),
+            Home::Tensor | Home::Unbuilt => self.set_copy(values),
             Home::Beside(masters) => {
                 let mut masters = masters.lock().unwrap_or_else(PoisonError::into_inner);
                 let range = masters.start..masters.start + masters.values.len();
                 masters.values.copy_from_slice(&values[range]);
-                Ok(with_values(&self.tensor, |whole| whole.round_from(values))?)
+                self.set_copy(values)
             }
             Home::Shard { shard, slot } => {
                 let own = &values[chunk_of(values.len(), rank, world)];
-                shard.with_master(*slot, |master| match master {
-                    Master::Itself(values) => values.round_from(own),
-                    Master::Apart { masters, copy } => {
-                        masters.copy_from_slice(own);
-                        copy.round_from(own);
-                    }
-                })
+                shard.with_master(*slot, 0..own.len(), |master| master.write(own))
             }
         }
+    }
+
+    /// Replaces the values that the model computes with.
+    fn set_copy(&self, values: &[f32]) -> Result<()> {
+        Ok(self
+            .tensor
+            .with_values(Intent::Overwrite, self.tensor.all(), |whole| whole.round_from(values))?)
     }
 
     /// Says whether the values that the optimizer updates are here, rather than in its state.

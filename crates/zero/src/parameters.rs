@@ -1,5 +1,6 @@
 //! The parameters that a model created, and the parts of it that it created them in.
 
+use crate::device::{ManagedTensor, Staging};
 use crate::gradients::Gradients;
 use crate::hook::{GradientHook, anchor};
 use crate::parameter::{Home, Parameter, ParameterInfo, chunk_of};
@@ -8,6 +9,7 @@ use crate::storage::{is_managed_dtype, zeros};
 use crate::units::Units;
 use crate::weights::Initial;
 use crate::{Error, ParameterSet, Placement, Residence, Result, ShardingStrategy, Tier, UnitCandidate, UnitPolicy};
+use candle_core::backend::BackendDevice;
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, Device, Shape, Storage, Tensor, TensorId};
 use half::{bf16, f16};
@@ -24,6 +26,7 @@ pub(crate) struct Parameters {
     recomputed: UnitPolicy,
     rank: usize,
     world: usize,
+    staging: Arc<Staging>,
     registered: Mutex<Registered>,
 }
 
@@ -82,6 +85,7 @@ impl Parameters {
         (frozen, kept_in_f32): (ParameterSet, ParameterSet),
         (chosen, recomputed): (UnitPolicy, UnitPolicy),
         (rank, world): (usize, usize),
+        staging: Arc<Staging>,
     ) -> Self {
         Self {
             strategy,
@@ -91,6 +95,7 @@ impl Parameters {
             recomputed,
             rank,
             world,
+            staging,
             registered: Mutex::default(),
         }
     }
@@ -114,7 +119,7 @@ impl Parameters {
         let mut registered = self.lock();
         let registered = &mut *registered;
         if let Some(number) = registered.by_name.get(name) {
-            let known = &registered.parameters[*number].tensor;
+            let known = &*registered.parameters[*number].tensor;
             if known.shape() != shape || known.dtype() != dtype {
                 return Err(Error::Redefined {
                     name: name.into(),
@@ -138,6 +143,7 @@ impl Parameters {
                 dtype: dtype.as_str(),
             });
         }
+        self.staging.open(device)?;
         let number = registered.parameters.len();
         let info = Arc::new(info);
         let is_trained = !self.frozen.contains(&info);
@@ -155,26 +161,32 @@ impl Parameters {
             0..elements
         };
         let values = initial.load(name, shape, own)?;
-        let data = if is_sharded {
-            zeros(dtype, elements)?
-        } else {
-            rounded(dtype, &values)
+        let is_apart = self.staging.serves(device);
+        let data = match device {
+            Device::Cuda(device) => Storage::Cuda(device.zeros_impl(&Shape::from(1), dtype)?),
+            _ if is_apart => Storage::Cpu(zeros(dtype, 1)?),
+            _ if is_sharded => Storage::Cpu(zeros(dtype, elements)?),
+            _ => Storage::Cpu(rounded(dtype, &values)),
         };
         let tensor = if is_trained {
             let hook = GradientHook::new(number, shape.clone(), data, receivers.clone());
             anchor(shape, device)?.apply_op1(hook)?
         } else {
-            Tensor::from_storage(Storage::Cpu(data), shape.clone(), BackpropOp::none(), false)
+            Tensor::from_storage(data, shape.clone(), BackpropOp::none(), false)
         };
+        let managed = ManagedTensor::new(tensor.clone(), &self.staging);
+        if is_apart && !is_sharded {
+            managed.fill_with(|whole| whole.round_from(&values))?;
+        }
         let home = if is_sharded {
-            crate::release::release(&tensor)?;
+            managed.release()?;
             Home::Unbuilt
         } else {
             Home::of_whole(dtype, is_trained, &values)
         };
         registered.parameters.push(Parameter {
             info,
-            tensor: tensor.clone(),
+            tensor: managed.clone(),
             placement,
             is_trained,
             is_kept_in_f32: is_kept,
@@ -186,7 +198,7 @@ impl Parameters {
         if let Some(part) = registered.open.last_mut().filter(|_| is_sharded) {
             let chunk = Chunk {
                 parameter: number,
-                tensor: tensor.clone(),
+                tensor: managed,
                 elements,
                 values,
             };

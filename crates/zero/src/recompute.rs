@@ -21,7 +21,10 @@ use crate::hook::anchor;
 use crate::unit::{Tensors, has_gradient};
 use crate::units::Units;
 use crate::{Autocast, RandomState};
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, Device, Layout, Result, Shape, Storage, Tensor, TensorId, Var};
+use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::{
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, DType, Device, Layout, Result, Shape, Storage, Tensor, TensorId, Var,
+};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -124,7 +127,12 @@ where
         end: OnceLock::new(),
         gradients: Mutex::default(),
     });
-    let end = run.chain(&linked)?;
+    let mut device = linked.first().map_or(Device::Cpu, |input| input.device().clone());
+    let results = results.map(&mut |result| {
+        device = result.device().clone();
+        Ok(result)
+    })?;
+    let end = run.chain(&linked, &device)?;
     let mut number = 0;
     results.map(&mut |result| {
         if !has_gradient(&result) {
@@ -141,10 +149,10 @@ where
 }
 
 impl Run {
-    /// Makes the chain and returns its end.
-    fn chain(self: &Arc<Self>, inputs: &[Tensor]) -> Result<Tensor> {
+    /// Makes the chain, where inputs and results are, and returns its end.
+    fn chain(self: &Arc<Self>, inputs: &[Tensor], device: &Device) -> Result<Tensor> {
         let run = || Arc::clone(self);
-        let mut end = anchor(&Shape::from(()), &Device::Cpu)?.apply_op1(Begin {
+        let mut end = anchor(&Shape::from(()), device)?.apply_op1(Begin {
             run: run(),
             is_end: inputs.is_empty(),
         })?;
@@ -262,6 +270,10 @@ impl CustomOp1 for Begin {
         nothing()
     }
 
+    fn cuda_fwd(&self, leaf: &CudaStorage, _layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        nothing_like(leaf)
+    }
+
     fn bwd(&self, _leaf: &Tensor, _end: &Tensor, _gradient: &Tensor) -> Result<Option<Tensor>> {
         if self.is_end {
             self.run.gradient_of(0)?;
@@ -293,6 +305,16 @@ impl CustomOp2 for Link {
         nothing()
     }
 
+    fn cuda_fwd(
+        &self,
+        chain: &CudaStorage,
+        _chain_layout: &Layout,
+        _input: &CudaStorage,
+        _input_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        nothing_like(chain)
+    }
+
     fn bwd(
         &self,
         chain: &Tensor,
@@ -313,20 +335,34 @@ struct Return {
     result: Mutex<Option<Tensor>>,
 }
 
+impl Return {
+    fn result(&self) -> Result<Tensor> {
+        let result = self.result.lock().unwrap_or_else(PoisonError::into_inner).take();
+        result.ok_or_else(|| candle_core::Error::msg("a recomputed part's result is handed on once"))
+    }
+}
+
 impl CustomOp1 for Return {
     fn name(&self) -> &'static str {
         "recomputed-result"
     }
 
     fn cpu_fwd(&self, _chain: &CpuStorage, _layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let Some(result) = self.result.lock().unwrap_or_else(PoisonError::into_inner).take() else {
-            candle_core::bail!("a recomputed part's result is handed on once");
-        };
+        let result = self.result()?;
         let (storage, layout) = result.storage_and_layout();
         let Storage::Cpu(storage) = &*storage else {
-            candle_core::bail!("a recomputed part's result is not on the CPU");
+            candle_core::bail!("a recomputed part's result is not on the CPU, where its inputs are");
         };
         crate::gates::copy(storage, layout)
+    }
+
+    fn cuda_fwd(&self, _chain: &CudaStorage, _layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let result = self.result()?;
+        let (storage, layout) = result.storage_and_layout();
+        let Storage::Cuda(storage) = &*storage else {
+            candle_core::bail!("a recomputed part's result is not on the device of its inputs");
+        };
+        crate::gates::copy_on_device(storage, layout)
     }
 
     fn bwd(&self, chain: &Tensor, _result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
@@ -349,6 +385,10 @@ impl CustomOp1 for Seed {
         nothing()
     }
 
+    fn cuda_fwd(&self, result: &CudaStorage, _layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        nothing_like(result)
+    }
+
     fn bwd(&self, _result: &Tensor, _seed: &Tensor, _gradient: &Tensor) -> Result<Option<Tensor>> {
         Ok(Some(self.gradient.clone()))
     }
@@ -357,4 +397,10 @@ impl CustomOp1 for Seed {
 /// Returns the data of an op that is there for its backward only.
 fn nothing() -> Result<(CpuStorage, Shape)> {
     Ok((CpuStorage::F32(vec![0.0]), Shape::from(())))
+}
+
+/// Returns the same on the device of another op's data.
+fn nothing_like(storage: &CudaStorage) -> Result<(CudaStorage, Shape)> {
+    let shape = Shape::from(());
+    Ok((storage.device().zeros_impl(&shape, DType::F32)?, shape))
 }

@@ -4,10 +4,11 @@
 //! part per rank, one chunk of every parameter in each part, of which this rank keeps its own. Where the backend shares
 //! memory, the part lies there, and a gather reads it in place.
 
+use crate::device::{Filling, ManagedTensor};
 use crate::layout::BucketLayout;
 use crate::parameter::Master;
 use crate::release::release_buffer;
-use crate::storage::{ElementsMut, with_bytes};
+use crate::storage::ElementsMut;
 use crate::{DiskValues, Placement, Result};
 use candle_core::{DType, Storage, Tensor};
 use half::{bf16, f16};
@@ -19,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub(crate) parameter: usize,
-    pub(crate) tensor: Tensor,
+    pub(crate) tensor: ManagedTensor,
     /// The full parameter's elements.
     pub(crate) elements: usize,
     /// This rank's elements.
@@ -37,7 +38,7 @@ pub(crate) struct Shard {
     dtype: DType,
     is_trained: bool,
     /// By slot.
-    tensors: Vec<Tensor>,
+    tensors: Vec<ManagedTensor>,
     rank: usize,
     memory: RwLock<Memory>,
 }
@@ -158,31 +159,43 @@ impl Shard {
             }
         };
         let values = &values.as_slice::<T>()[..self.layout.part_elements];
+        let fillings = self.tensors.iter().map(ManagedTensor::fill);
+        let mut fillings = match fillings.collect::<candle_core::Result<Vec<_>>>() {
+            Ok(fillings) => fillings,
+            Err(error) => {
+                group.abort(&error.to_string());
+                return Err(error.into());
+            }
+        };
         let mut outcome = Ok(());
         group.all_gather_each(values, self.label, |rank, part| {
-            for (slot, tensor) in self.layout.slots.iter().zip(&self.tensors) {
-                let source = &part[slot.within_part(rank)];
-                let filled = with_bytes(tensor, |bytes| {
-                    let elements: &mut [T] = bytemuck::cast_slice_mut(bytes);
-                    elements[slot.chunk(rank)].copy_from_slice(source);
-                });
+            for (slot, filling) in self.layout.slots.iter().zip(&mut fillings) {
+                let source = bytemuck::cast_slice(&part[slot.within_part(rank)]);
+                let filled = filling.with_values(slot.chunk(rank), |chunk| chunk.into_bytes().copy_from_slice(source));
                 if outcome.is_ok() {
                     outcome = filled;
                 }
             }
         })?;
-        Ok(outcome?)
+        outcome?;
+        Ok(fillings.into_iter().try_for_each(Filling::finish)?)
     }
 
     /// Returns the tensors that are gathered.
-    pub(crate) fn tensors(&self) -> &[Tensor] {
+    pub(crate) fn tensors(&self) -> &[ManagedTensor] {
         &self.tensors
     }
 
-    /// Runs `work` on this rank's chunk of a slot: the values the optimizer updates.
-    pub(crate) fn with_master<R>(&self, slot: usize, work: impl FnOnce(Master<'_>) -> R) -> Result<R> {
+    /// Runs `work` on some elements of this rank's chunk of a slot: the values the optimizer updates.
+    pub(crate) fn with_master<R>(
+        &self,
+        slot: usize,
+        elements: Range<usize>,
+        work: impl FnOnce(Master<'_>) -> R,
+    ) -> Result<R> {
         let mut memory = self.write();
-        let within = self.layout.slots[slot].within_part(self.rank);
+        let chunk = self.layout.slots[slot].within_part(self.rank);
+        let within = chunk.start + elements.start..chunk.start + elements.end;
         let Memory { values, masters } = &mut *memory;
         let masters = masters
             .as_mut()
@@ -234,7 +247,7 @@ impl Shard {
 
     /// Returns the elements of the gathered tensors.
     pub(crate) fn gathered_elements(&self) -> usize {
-        self.tensors.iter().map(Tensor::elem_count).sum()
+        self.tensors.iter().map(|tensor| tensor.elem_count()).sum()
     }
 
     /// Returns the bytes of the gathered tensors.
@@ -297,7 +310,8 @@ mod tests {
         let chunk = |(parameter, elements): (usize, &usize)| {
             let own = crate::parameter::chunk_of(*elements, place.0, place.1);
             let tensor = Tensor::zeros(*elements, dtype, &Device::Cpu).unwrap();
-            crate::release::release(&tensor).unwrap();
+            let tensor = ManagedTensor::new(tensor, &Arc::default());
+            tensor.release().unwrap();
             Chunk {
                 parameter,
                 tensor,
@@ -340,8 +354,9 @@ mod tests {
                             }
                             drop(memory);
                             for slot in 0..sizes.len() {
+                                let own = 0..shard.layout.slots[slot].chunk(rank).len();
                                 shard
-                                    .with_master(slot, |master| match master {
+                                    .with_master(slot, own, |master| match master {
                                         Master::Itself(ElementsMut::F32(values)) => {
                                             values.iter_mut().for_each(|v| *v += 1.0);
                                         }
@@ -358,11 +373,8 @@ mod tests {
                                 let expected: Vec<f32> = (1..=size).map(|element| element as f32).collect();
                                 assert_eq!(numbers(tensor), expected, "{dtype:?}, world {world}");
                             }
-                            shard
-                                .tensors
-                                .iter()
-                                .for_each(|tensor| crate::release::release(tensor).unwrap());
-                            let released = shard.tensors.iter().map(numbers);
+                            shard.tensors.iter().for_each(|tensor| tensor.release().unwrap());
+                            let released = shard.tensors.iter().map(|tensor| numbers(tensor));
                             released.for_each(|numbers| assert!(numbers[0].is_nan()));
                         });
                     }

@@ -4,8 +4,11 @@
 //! tensor that is given up keeps its memory as long as that is within limits, and one of the same dtype and size that is
 //! gathered takes it in exchange for its own, which has none but always has the address space: an op that uses a parameter
 //! at the wrong time computes nonsense, it does not break memory.
+//!
+//! Memory on a device is not kept: it goes back to the device's own pool, which is quick.
 
 use crate::Result;
+use crate::device::ManagedTensor;
 use crate::release::{release, spoil};
 use crate::storage::exchange;
 use candle_core::Tensor;
@@ -25,10 +28,13 @@ impl Spares {
     }
 
     /// Takes a tensor whose values are not needed any more; they become nonsense.
-    pub(crate) fn take(&mut self, tensor: &Tensor) -> Result<()> {
+    pub(crate) fn take(&mut self, tensor: &ManagedTensor) -> Result<()> {
+        if tensor.is_apart() {
+            return Ok(tensor.release()?);
+        }
         spoil(tensor)?;
         self.bytes += bytes(tensor);
-        self.tensors.push_back(tensor.clone());
+        self.tensors.push_back(Tensor::clone(tensor));
         Ok(())
     }
 
@@ -67,9 +73,14 @@ fn bytes(tensor: &Tensor) -> usize {
 mod tests {
     use super::*;
     use candle_core::{DType, Device};
+    use std::sync::Arc;
 
-    fn filled(count: usize, value: f32) -> Tensor {
-        Tensor::full(value, count, &Device::Cpu).unwrap()
+    fn filled(count: usize, value: f32) -> ManagedTensor {
+        managed(Tensor::full(value, count, &Device::Cpu).unwrap())
+    }
+
+    fn managed(tensor: Tensor) -> ManagedTensor {
+        ManagedTensor::new(tensor, &Arc::default())
     }
 
     fn address(tensor: &Tensor) -> usize {
@@ -103,7 +114,7 @@ mod tests {
     #[test]
     fn the_oldest_goes_back_first() {
         let tensors = [1, 2, 3].map(|number| filled(1000, number as f32));
-        let half = Tensor::zeros(1000, DType::BF16, &Device::Cpu).unwrap();
+        let half = managed(Tensor::zeros(1000, DType::BF16, &Device::Cpu).unwrap());
         let mut spares = Spares::default();
         tensors
             .iter()

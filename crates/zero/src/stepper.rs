@@ -6,6 +6,7 @@
 //! parameters are state too.
 
 use crate::bucket::Held;
+use crate::device::Intent;
 use crate::optimizer::rules_at;
 use crate::parameter::{Master, Parameter};
 use crate::storage::ElementsMut;
@@ -187,8 +188,8 @@ impl Stepper {
                 groups[number].segments.iter().try_for_each(|segment| {
                     let (parameter, chunk) = segment.of(buckets, parameters);
                     let place = segment.place();
-                    parameter.with_master(chunk, |master| {
-                        master.slice(segment.within.clone()).read_into(&mut masters[place]);
+                    parameter.with_master(Intent::Read, &chunk, segment.within.clone(), |master| {
+                        master.read_into(&mut masters[place]);
                     })
                 })
             })?;
@@ -329,8 +330,12 @@ impl Pass<'_> {
             let gradient = &bucket.gradient(slot, segment.part)[segment.within.clone()];
             let masters = masters.as_deref_mut().map(|masters| &mut masters[place]);
             let (parameter, chunk) = segment.of(self.buckets, self.parameters);
-            parameter.with_master(chunk, |master| {
-                let master = master.slice(segment.within.clone());
+            // Where masters are, the values that the model computes with are their copy.
+            let intent = match masters {
+                Some(_) => Intent::Overwrite,
+                None => Intent::Change,
+            };
+            parameter.with_master(intent, &chunk, segment.within.clone(), |master| {
                 if let Some(values) = values_of(master, masters) {
                     update_values(rule, &update, values, gradient, StateSlices(slices));
                 }

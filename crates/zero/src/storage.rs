@@ -4,7 +4,7 @@
 //! that tensor sees the change. The lock is held while the work runs, so an op of another thread that reads the tensor
 //! waits: it never sees a storage that is half there.
 
-use bytemuck::cast_slice_mut;
+use bytemuck::{cast_slice_mut, try_cast_slice_mut};
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Tensor};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -17,6 +17,14 @@ pub(crate) enum ElementsMut<'a> {
     F32(&'a mut [f32]),
     Bf16(&'a mut [bf16]),
     F16(&'a mut [f16]),
+}
+
+/// Elements that are looked at.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Elements<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [bf16]),
+    F16(&'a [f16]),
 }
 
 /// Says whether a tensor of this dtype can be managed.
@@ -99,7 +107,62 @@ impl InplaceOp1 for Passing {
     }
 }
 
+impl<'a> Elements<'a> {
+    /// Returns elements `range`.
+    pub(crate) fn slice(self, range: Range<usize>) -> Self {
+        match self {
+            Self::F32(elements) => Self::F32(&elements[range]),
+            Self::Bf16(elements) => Self::Bf16(&elements[range]),
+            Self::F16(elements) => Self::F16(&elements[range]),
+        }
+    }
+
+    /// Copies the elements as f32.
+    pub(crate) fn copy_to(self, wide: &mut [f32]) {
+        match self {
+            Self::F32(elements) => wide.copy_from_slice(elements),
+            Self::Bf16(elements) => elements.convert_to_f32_slice(wide),
+            Self::F16(elements) => elements.convert_to_f32_slice(wide),
+        }
+    }
+
+    /// Adds the elements to sums in f32.
+    pub(crate) fn add_to(self, sums: &mut [f32]) {
+        match self {
+            Self::F32(elements) => sums.iter_mut().zip(elements).for_each(|(sum, value)| *sum += value),
+            Self::Bf16(elements) => {
+                let values = elements.iter().map(|value| value.to_f32());
+                sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+            }
+            Self::F16(elements) => {
+                let values = elements.iter().map(|value| value.to_f32());
+                sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+            }
+        }
+    }
+}
+
 impl<'a> ElementsMut<'a> {
+    /// Returns bytes as elements of a managed dtype.
+    pub(crate) fn of_bytes(dtype: DType, bytes: &'a mut [u8]) -> Result<Self> {
+        let misplaced = |_| candle_core::Error::msg("bytes of another size or place than elements of a tensor");
+        match dtype {
+            DType::F32 => Ok(Self::F32(try_cast_slice_mut(bytes).map_err(misplaced)?)),
+            DType::BF16 => Ok(Self::Bf16(try_cast_slice_mut(bytes).map_err(misplaced)?)),
+            DType::F16 => Ok(Self::F16(try_cast_slice_mut(bytes).map_err(misplaced)?)),
+            other => candle_core::bail!("no managed parameter is {}", other.as_str()),
+        }
+    }
+
+    /// Returns the elements to look at.
+    pub(crate) fn shared(&self) -> Elements<'_> {
+        match self {
+            Self::F32(elements) => Elements::F32(elements),
+            Self::Bf16(elements) => Elements::Bf16(elements),
+            Self::F16(elements) => Elements::F16(elements),
+        }
+    }
+
     pub(crate) fn into_bytes(self) -> &'a mut [u8] {
         match self {
             Self::F32(elements) => cast_slice_mut(elements),

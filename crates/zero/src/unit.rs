@@ -34,7 +34,7 @@ pub(crate) fn answer(units: &Arc<Units>) {
 /// there for each of them. Parameters outside of any unit are whole on every rank.
 ///
 /// All ranks run the same units in the same order. A sharded parameter that is used outside of its unit's forward is
-/// nonsense there: not a number in parts, zero in others.
+/// nonsense there: not a number in parts, zero in others; on a GPU it is an error.
 ///
 /// With a `VarBuilder` that is not an engine's, the unit only computes.
 ///
@@ -163,6 +163,7 @@ impl<M> Unit<M> {
         let Some(place) = self.place.as_ref().filter(|place| place.is_recomputed) else {
             return self.run_once(inputs, forward);
         };
+        let _span = place.forward_span();
         let invocation = place.units.enter_forward(place.number)?;
         let (module, casts) = (Arc::clone(&self.module), place.casts);
         let outcome = recompute::run(&place.units, place.number, inputs, move |inputs| {
@@ -183,6 +184,7 @@ impl<M> Unit<M> {
         let Some(place) = &self.place else {
             return forward(&self.module, inputs);
         };
+        let _span = place.forward_span();
         let forward = |inputs| place.casts.around(inputs, |inputs| forward(&self.module, inputs));
         let Some(invocation) = place.units.enter_forward(place.number)? else {
             return forward(inputs);
@@ -229,6 +231,11 @@ impl<M> Unit<M> {
 }
 
 impl Place {
+    /// Begins a span of the part's forward.
+    fn forward_span(&self) -> tracing::span::EnteredSpan {
+        tracing::debug_span!("forward", what = self.units.name(self.number)).entered()
+    }
+
     fn gate_inputs<I: Tensors>(&self, invocation: &Arc<Invocation>, inputs: I) -> Result<I> {
         if !self.units.awaits_inputs(self.number) {
             return Ok(inputs);

@@ -389,6 +389,7 @@ impl Units {
         let presence = &mut state.shards[shard];
         let source = Arc::clone(&presence.shard);
         let gather = move |outcome: &mut Result<()>, group: &dyn Communicator| {
+            let _span = tracing::debug_span!("gather", what = source.unit(), bytes = source.gathered_bytes()).entered();
             *outcome = source.gather(group);
             Ok(())
         };
@@ -588,6 +589,7 @@ impl State {
         if let Whereabouts::UnderWay(_) = presence.state {
             let state = std::mem::replace(&mut presence.state, Whereabouts::Present);
             if let Whereabouts::UnderWay(pending) = state {
+                let _span = tracing::debug_span!("wait for gather", what = presence.shard.unit()).entered();
                 let outcome = pending.wait().map_err(Error::from).flatten();
                 outcome.map_err(|error| self.with_names(error))?;
             }

@@ -45,6 +45,56 @@ fn a_custom_strategy_trains_to_the_numbers_of_data_parallelism() {
 }
 
 #[test]
+fn two_models_in_one_loop_learn_alike_on_any_number_of_ranks_and_however_they_are_sharded() {
+    let lines = |ranks: &str, flags: &[&str]| {
+        let mut command = Command::new(sconce());
+        command
+            .args(["launch", "--num_processes", ranks])
+            .args(flags)
+            .arg(example("gan"));
+        let output = command.output().expect("sconce runs");
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let lines = text(&output.stdout);
+        Vec::from_iter(
+            lines
+                .lines()
+                .map(|line| line.trim_start_matches("[rank 0] ").to_owned()),
+        )
+    };
+    // Losses of both models, and the middle of the points drawn.
+    let numbers = |line: &String| -> Vec<f64> {
+        let words = line.split_whitespace();
+        words
+            .filter(|word| word.contains('.'))
+            .map(|word| word.parse().expect("a number"))
+            .collect()
+    };
+    let one = lines("1", &[]);
+    let middle = &numbers(&one[one.len() - 1])[2..];
+    assert!(
+        (middle[0] - 1.0).abs() < 0.25 && (middle[1] + 0.5).abs() < 0.25,
+        "{one:?}"
+    );
+    for ranks in ["2", "3"] {
+        let found = lines(ranks, &[]);
+        // The first 20 steps: later on two models that chase each other magnify how sums over ranks were rounded.
+        let pairs = numbers(&found[0]).into_iter().zip(numbers(&one[0]));
+        assert!(
+            pairs.clone().all(|(found, one)| (found - one).abs() < 1e-4),
+            "{} {}",
+            found[0],
+            one[0]
+        );
+        assert_eq!(
+            lines(ranks, &["--use_deepspeed", "--zero_stage", "3"]),
+            found,
+            "{ranks} ranks"
+        );
+        assert_eq!(lines(ranks, &["--use_fsdp"]), found, "{ranks} ranks");
+    }
+}
+
+#[test]
 fn an_offload_that_moves_nothing_is_said_once() {
     let flags = ["--use_deepspeed", "--offload_optimizer_device", "cpu"];
     let output = train_with(&flags, 3, &["--steps", "1"]);
@@ -87,5 +137,42 @@ fn the_fine_tuning_program_trains_under_every_sample_that_leaves_it_its_optimize
         ];
         let output = train_with(&flags, 2, &["--steps", "1"]);
         assert!(output.status.success(), "{name}: {output:?}");
+    }
+}
+
+#[test]
+fn a_profile_shows_where_the_time_of_every_rank_goes() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let path = folder.path().to_str().expect("a path of text");
+    let flags = ["--use_fsdp", "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"];
+    let output = train_with(&flags, 2, &["--steps", "3", "--profile", path]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for rank in [0, 1] {
+        let file = std::fs::read_to_string(folder.path().join(format!("trace-rank-{rank}.json"))).expect("a trace");
+        let events: Vec<serde_json::Value> = serde_json::from_str(&file).expect("the trace is JSON");
+        let spans = Vec::from_iter(events.iter().filter(|event| event["ph"] == "X"));
+        assert!(
+            spans
+                .iter()
+                .all(|span| span["pid"] == rank && span["dur"].as_f64().is_some_and(|time| time >= 0.0))
+        );
+        let count = |name: &str| {
+            let named = |span: &&&serde_json::Value| span["name"].as_str().is_some_and(|other| other.starts_with(name));
+            spans.iter().filter(named).count()
+        };
+        assert_eq!((count("backward"), count("optimizer step")), (3, 3));
+        assert!(
+            count("forward model.layers.0") >= 3 && count("gather model.layers.1") >= 6,
+            "{file}"
+        );
+        assert!(count("reduce bucket 0") == 3 && count("collective all_reduce") >= 3);
+        // Reductions run behind the backward, in a thread of their own.
+        let thread = |name: &str| {
+            let mut named = spans
+                .iter()
+                .filter(|span| span["name"].as_str().is_some_and(|other| other.starts_with(name)));
+            named.next().map(|span| span["tid"].clone())
+        };
+        assert_ne!(thread("reduce bucket"), thread("backward"));
     }
 }

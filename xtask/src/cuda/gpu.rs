@@ -14,7 +14,7 @@ use super::toolkit::{TARGET, Toolkit};
 const FOLDER: &str = "target/gpu-check";
 
 /// The test programs that are carried.
-const PROGRAMS: [&str; 2] = ["conformance", "device"];
+const PROGRAMS: [&str; 3] = ["conformance", "device", "gpu_parity"];
 
 /// As for tests, but dependencies need not be fast, and what is carried should be small.
 const PROFILE: [&str; 4] = [
@@ -27,14 +27,14 @@ const PROFILE: [&str; 4] = [
 /// What is run there. NCCL's wheel lacks the name by which the bindings look for it.
 const SCRIPT: &str = r#"#!/usr/bin/env bash
 # Runs on a machine with a GPU; made by `cargo xtask gpu-check`. Writes a log of each check into the folder $OUT, or here.
-# Arguments: which checks to run, of device, 1_rank, 2_ranks and 4_ranks; without any: all.
+# Arguments: which checks to run, of device, parity, 1_rank, 2_ranks and 4_ranks; without any: all.
 # CUDA's libraries and NCCL are those of PyTorch's wheels where python3 has them, else those in LD_LIBRARY_PATH.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 logs=${OUT:-$PWD}
 programs=$(mktemp -d)
 trap 'rm -rf "$programs"' EXIT
-for program in conformance device; do
+for program in conformance device gpu_parity; do
     gunzip --stdout "$program.gz" >"$programs/$program" && chmod +x "$programs/$program" || exit
 done
 if wheels=$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null); then
@@ -58,10 +58,12 @@ check() {
         tail -n 40 "$logs/$name.log"
     fi
 }
-for what in "${@:-device 1_rank 2_ranks 4_ranks}"; do
+for what in "${@:-device parity 1_rank 2_ranks 4_ranks}"; do
     for name in $what; do
         case $name in
         device) check device 60 "$programs/device" --nocapture ;;
+        # A small Llama under every strategy, against what PyTorch recorded.
+        parity) check parity 240 "$programs/gpu_parity" --nocapture ;;
         # All of the suite, on so many ranks that have one GPU in common.
         *) check "$name" 280 "$programs/conformance" --exact "over_nccl::over_nccl_on_$name" --nocapture ;;
         esac

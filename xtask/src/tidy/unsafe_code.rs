@@ -64,6 +64,10 @@ const MODULES: &[(&str, &str)] = &[
         "stages for large operations in shared memory",
     ),
     ("crates/core/src/nn/matrix_product.rs", "gemm takes pointers"),
+    (
+        "crates/zero/src/device/cuda.rs",
+        "memory comes unset from CUDA's driver, and is lent to its copies",
+    ),
     ("crates/zero/src/optimizer/prefetch.rs", "prefetches take pointers"),
     ("crates/zero/src/release.rs", "pages are given back by address"),
     ("crates/zero/src/weights/mapped_file.rs", "mapping of weight files"),

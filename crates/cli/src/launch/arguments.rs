@@ -137,7 +137,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     pub(super) fully_sharded: FullyShardedArguments,
 
-    /// Set ACCELERATE_DEBUG_MODE, for programs that read it; Sconce always checks that collectives agree
+    /// Compare the shapes of all ranks' tensors before every collective on tensors
     #[arg(long, help_heading = "Training")]
     pub(super) debug: bool,
 

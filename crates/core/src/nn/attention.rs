@@ -15,7 +15,7 @@ use rayon::prelude::*;
 use sconce_zero::Autocast;
 
 use super::arguments::{computed_in, expect_axes, expect_float, expect_like};
-use super::element::{CpuTensor, Element, composition_dtype, has_kernel, tensor_like, with_element};
+use super::element::{CpuTensor, Element, composition_dtype, has_kernel, is_on_cpu, tensor_like, with_element};
 use super::exponential::exp;
 use super::heads::{Heads, with_adjacent_elements};
 use super::lanes;
@@ -86,17 +86,20 @@ fn compose(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
     let (batch, heads, sequence, size) = q.dims4()?;
     let kv_heads = k.dims()[1];
     let dtype = composition_dtype(q.dtype());
+    // On a GPU products of 16 bits add up in f32, and are ten times as fast as those of f32.
+    let factors = if is_on_cpu(q) { dtype } else { q.dtype() };
     let repeat = |tensor: &Tensor| {
         tensor
-            .to_dtype(dtype)?
+            .to_dtype(factors)?
             .unsqueeze(2)?
             .broadcast_as((batch, kv_heads, heads / kv_heads, sequence, size))?
             .reshape((batch, heads, sequence, size))
     };
     let scores = q
-        .to_dtype(dtype)?
+        .to_dtype(factors)?
         .contiguous()?
-        .matmul(&repeat(k)?.transpose(D::Minus2, D::Minus1)?.contiguous()?)?;
+        .matmul(&repeat(k)?.transpose(D::Minus2, D::Minus1)?.contiguous()?)?
+        .to_dtype(dtype)?;
     let positions = Tensor::arange(0, sequence as u32, q.device())?;
     let visible = positions
         .unsqueeze(1)?
@@ -107,7 +110,10 @@ fn compose(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
         .to_dtype(dtype)?
         .broadcast_as(scores.shape())?;
     let probabilities = softmax(&visible.where_cond(&(scores * scale)?, &hidden)?)?;
-    probabilities.matmul(&repeat(v)?)?.to_dtype(q.dtype())
+    probabilities
+        .to_dtype(factors)?
+        .matmul(&repeat(v)?)?
+        .to_dtype(q.dtype())
 }
 
 struct Attention {

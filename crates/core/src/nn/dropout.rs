@@ -13,7 +13,7 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use sconce_zero::RandomState;
 
 use super::arguments::expect_float;
-use super::element::Element;
+use super::element::{Element, is_on_cpu};
 use super::row_blocks;
 
 const NAME: &str = "dropout";
@@ -56,7 +56,7 @@ impl Dropout {
             dropped_below: (f64::from(self.p) * 2f64.powi(32)) as u32,
             scale: 1. / (1. - f64::from(self.p)),
         };
-        if xs.device().is_cpu() {
+        if is_on_cpu(xs) {
             return xs.contiguous()?.apply_op1(mask);
         }
         let ones = Tensor::ones(xs.shape(), xs.dtype(), &Device::Cpu)?;

@@ -7,6 +7,7 @@
 use bytemuck::Zeroable;
 use candle_core::{CpuStorage, DType, Device, Layout, Result, Storage, StorageRef, Tensor, WithDType};
 use half::bf16;
+use std::cell::Cell;
 
 /// An element that is computed on in `f32`.
 pub(super) trait Element: WithDType + Zeroable + Copy + Send + Sync {
@@ -92,9 +93,33 @@ macro_rules! with_element {
 }
 pub(super) use with_element;
 
+thread_local! {
+    /// Whether layers on this thread do on the CPU what they do elsewhere.
+    static COMPOSES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `work` with the layers as they are on a GPU, whatever the device: as compositions of candle ops. For tests.
+#[doc(hidden)]
+pub fn as_compositions<R>(work: impl FnOnce() -> R) -> R {
+    /// Resets it also after a panic.
+    struct Reset(bool);
+    impl Drop for Reset {
+        fn drop(&mut self) {
+            COMPOSES.set(self.0);
+        }
+    }
+    let _reset = Reset(COMPOSES.replace(true));
+    work()
+}
+
+/// Returns whether a layer may use what is written for the CPU.
+pub(super) fn is_on_cpu(xs: &Tensor) -> bool {
+    xs.device().is_cpu() && !COMPOSES.get()
+}
+
 /// Returns whether the fused kernels serve this dtype on this device.
 pub(super) fn has_kernel(xs: &Tensor) -> bool {
-    xs.device().is_cpu() && matches!(xs.dtype(), DType::F32 | DType::BF16)
+    is_on_cpu(xs) && matches!(xs.dtype(), DType::F32 | DType::BF16)
 }
 
 /// Returns the dtype in which the compositions of candle ops compute.

@@ -5,12 +5,14 @@
 use std::sync::Arc;
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Module, Result, Shape, Tensor, bail};
+use candle_core::{
+    CpuStorage, CudaStorage, CustomOp1, DType, Device, Layout, Module, Result, Shape, Storage, Tensor, bail,
+};
 use candle_nn::{Init, VarBuilder};
 use multiversion::multiversion;
 
 use super::arguments::{expect_axes, expect_float};
-use super::element::{CpuTensor, Element, dense, has_kernel, tensor_like, with_element};
+use super::element::{CpuTensor, Element, composition_dtype, dense, has_kernel, is_on_cpu, tensor_like, with_element};
 use super::row_blocks;
 
 const NAME: &str = "embedding";
@@ -75,11 +77,14 @@ impl Module for Embedding {
             self.weight.contiguous()?.apply_op1(lookup)?.to_dtype(self.dtype)
         } else {
             let ids = ids.to_device(self.weight.device())?.flatten_all()?.contiguous()?;
-            self.weight
-                .contiguous()?
-                .index_select(&ids, 0)?
-                .reshape(shape)?
-                .to_dtype(self.dtype)
+            let weight = self.weight.contiguous()?;
+            // candle's ops on the GPU refuse no ids at all.
+            let rows = if is_on_cpu(&weight) || rows.is_empty() {
+                weight.index_select(&ids, 0)?
+            } else {
+                weight.apply_op1(LookupOnDevice { ids })?
+            };
+            rows.reshape(shape)?.to_dtype(self.dtype)
         }
     }
 }
@@ -167,6 +172,42 @@ impl CustomOp1 for Lookup {
             });
             tensor_like(out, weight).map(Some)
         })
+    }
+}
+
+/// The lookup by candle's own op, whose backward would add up in the table's dtype.
+struct LookupOnDevice {
+    ids: Tensor,
+}
+
+impl CustomOp1 for LookupOnDevice {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(&self, weight: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let lock = CpuTensor::lock(NAME, &self.ids);
+        let (ids, ids_layout) = lock.parts()?;
+        let rows = weight.index_select(ids, layout, ids_layout, 0)?;
+        Ok((rows, (self.ids.elem_count(), layout.dim(1)?).into()))
+    }
+
+    fn cuda_fwd(&self, weight: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let (ids, ids_layout) = self.ids.storage_and_layout();
+        let Storage::Cuda(ids) = &*ids else {
+            bail!("{NAME}: expected ids on the device of the table");
+        };
+        let rows = weight.index_select(ids, layout, ids_layout, 0)?;
+        Ok((rows, (self.ids.elem_count(), layout.dim(1)?).into()))
+    }
+
+    /// Adds each gradient row to the table row it was read from, in f32 at least.
+    fn bwd(&self, weight: &Tensor, _result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        let dtype = composition_dtype(weight.dtype());
+        let sums = Tensor::zeros(weight.shape(), dtype, weight.device())?;
+        let gradient = gradient.to_dtype(dtype)?.contiguous()?;
+        let sums = sums.index_add(&self.ids, &gradient, 0)?;
+        sums.to_dtype(weight.dtype()).map(Some)
     }
 }
 

@@ -11,7 +11,7 @@ use candle_nn::VarBuilder;
 use sconce_zero::Autocast;
 
 use super::arguments::{computed_in, expect_like, expect_shape, is_kept_in_f32, last_dimension};
-use super::element::CpuTensor;
+use super::element::{CpuTensor, is_on_cpu};
 use super::fp8_product::fp8_product;
 use crate::fp8::{self, Fp8Layer};
 
@@ -139,7 +139,7 @@ impl Module for Linear {
         // Candle multiplies the batches of a view by a broadcast weight, and where the view is transposed, all but the
         // first wrongly (huggingface/candle #3758).
         let xs = if xs.rank() > 2 { &xs.contiguous()? } else { xs };
-        let is_frozen = |parameter: &Tensor| xs.device().is_cpu() && !parameter.track_op();
+        let is_frozen = |parameter: &Tensor| is_on_cpu(xs) && !parameter.track_op();
         // Candle's products of nothing are zeros.
         let is_empty = xs.elem_count() == 0 || self.weight.elem_count() == 0;
         let product = if let Some(layer) = self.fp8.as_ref().filter(|_| !is_empty) {

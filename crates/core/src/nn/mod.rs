@@ -20,7 +20,8 @@
 //! On the CPU they are fused kernels for `f32` and `bf16`, which compute in `f32` and round once. Their
 //! results have the same bits for any number of threads and, but for the matrix products inside
 //! attention, any instruction set. Elsewhere, and for `f16` and `f64`, they are compositions of candle
-//! ops.
+//! ops, which compute in `f32` too but for matrix products: on a GPU those of `bf16` and `f16` are in
+//! that dtype, and attention keeps its scores until the backward pass.
 //!
 //! Inputs and parameters have one dtype. Two settings of a run change that, and neither changes the dtype of a result:
 //! parameters that are [kept in f32](crate::AcceleratorBuilder::keep_in_f32) beside narrower inputs, for which the input is
@@ -62,6 +63,8 @@ mod swiglu;
 pub use attention::causal_attention;
 pub use cross_entropy::cross_entropy;
 pub use dropout::Dropout;
+#[doc(hidden)]
+pub use element::as_compositions;
 pub use embedding::{Embedding, embedding};
 pub use layer_norm::{LayerNorm, layer_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};

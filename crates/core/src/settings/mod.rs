@@ -23,7 +23,8 @@ use candle_core::{DType, Device};
 use sconce_collectives::World;
 use sconce_fsdp::{FsdpStrategy, FullySharded};
 use sconce_zero::{
-    DataParallel, DiskOptions, EngineOptions, Gathering, LossScaling, Offloaded, ShardingStrategy, Tier, ZeroStage,
+    DataParallel, DiskOptions, EngineOptions, Gathering, LossScaling, Offloaded, ParameterSet, PowerSgd,
+    ShardingStrategy, Tier, ZeroStage,
 };
 
 /// What a run is: where state lives, in which precision it computes, how gradients become a step.
@@ -45,6 +46,8 @@ pub struct RunSettings {
     /// Whether parameters are f32 all the same, and layers compute their products in the run's precision within
     /// [`autocast`](trait.Accelerator.html#method.autocast).
     pub autocast: bool,
+    /// Parameters that are f32 whatever the precision.
+    pub keep_in_f32: ParameterSet,
     /// How scales of fp8 come to be, where that is the precision.
     pub fp8: Option<Fp8Recipe>,
     /// How losses are scaled; `None` takes them as they are.
@@ -74,6 +77,10 @@ pub struct RunSettings {
     pub disk: Option<DiskOptions>,
     /// The type in which gradients travel between ranks and are summed.
     pub reduce_dtype: DType,
+    /// Compares shapes over all ranks before every collective on tensors.
+    pub debug_mode: bool,
+    /// Sends thin factors of gradients in place of gradients.
+    pub power_sgd: Option<PowerSgd>,
     /// Whether whole weights are to be gathered when the model is saved in stage 3.
     pub gather_weights_on_save: bool,
     /// The DeepSpeed configuration, filled as far as is known before `prepare`.
@@ -235,9 +242,11 @@ impl RunSettings {
             loss_scaling: self.loss_scaling.clone(),
             find_unused_parameters: self.find_unused_parameters,
             detect_anomaly: self.detect_anomaly,
+            keep_in_f32: self.keep_in_f32.clone(),
             first_bucket_bytes: default.first_bucket_bytes.min(bucket_bytes),
             bucket_bytes,
             reduce_dtype: self.reduce_dtype,
+            power_sgd: self.power_sgd.clone(),
             gathering: self.gathering.clone(),
             disk: self.disk.clone(),
             ..default

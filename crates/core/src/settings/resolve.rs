@@ -6,13 +6,13 @@ use super::said::{Said, path};
 use super::state::StateSettings;
 use super::variables::Variables;
 use super::{BatchPlan, Clipping, RunSettings, Sharding, Synchronisation};
-use crate::Result;
 use crate::deepspeed::{DataType, DeepSpeedConfig, Fp16, MixedPrecision, Setting, Validation};
 use crate::fp8::Fp8Recipe;
 use crate::schedule::ScheduleStepping;
+use crate::{Error, GradientCompression, Result};
 use candle_core::DType;
 use sconce_fsdp::FullyShardedOptions;
-use sconce_zero::{BackoffScaling, DiskOptions, Gathering, HysteresisScaling, LossScaling};
+use sconce_zero::{BackoffScaling, DiskOptions, Gathering, HysteresisScaling, LossScaling, ParameterSet};
 
 /// What code says of a run; what is `None` is for others to say.
 #[derive(Debug, Default)]
@@ -20,6 +20,7 @@ pub(crate) struct ProgramSettings {
     pub(crate) accumulation_steps: Option<u64>,
     pub(crate) mixed_precision: Option<MixedPrecision>,
     pub(crate) autocast: bool,
+    pub(crate) keep_in_f32: ParameterSet,
     pub(crate) fp8: Option<Fp8Recipe>,
     pub(crate) loss_scaling: Option<LossScaling>,
     pub(crate) sync_each_batch: Option<bool>,
@@ -28,6 +29,8 @@ pub(crate) struct ProgramSettings {
     pub(crate) gradient_clipping: Option<f64>,
     pub(crate) find_unused_parameters: Option<bool>,
     pub(crate) detect_anomaly: bool,
+    pub(crate) gradient_compression: Option<GradientCompression>,
+    pub(crate) debug_mode: Option<bool>,
     pub(crate) bucket_bytes: Option<usize>,
     pub(crate) gathering: Option<Gathering>,
     pub(crate) disk: Option<DiskOptions>,
@@ -46,6 +49,7 @@ impl ProgramSettings {
     ) -> Result<RunSettings> {
         let mut variables = Variables::read(lookup)?;
         let fp8_of_variables = std::mem::take(&mut variables.fp8);
+        let debug_mode = self.debug_mode.unwrap_or(variables.debug_mode);
         let fully_sharded = fully_sharded::resolve(
             self,
             strategy,
@@ -109,7 +113,19 @@ impl ProgramSettings {
             DataType::Fp16 => DType::F16,
             DataType::Bf16 => DType::BF16,
         });
-        let reduce_dtype = of_policy.or(in_file).unwrap_or(DType::F32);
+        let in_code = self.gradient_compression.as_ref().and_then(GradientCompression::dtype);
+        let elsewhere = of_policy.or(in_file);
+        if let (Some(code), Some(other)) = (in_code, elsewhere.filter(|other| Some(*other) != in_code)) {
+            return Err(Error::Setting {
+                setting: "gradient_compression",
+                value: code.as_str().into(),
+                expected: format!(
+                    "gradients travel as {} by the precision policy or communication_data_type; leave out one of the two",
+                    other.as_str()
+                ),
+            });
+        }
+        let reduce_dtype = in_code.or(elsewhere).unwrap_or(DType::F32);
         let mut notices = state.notices(&said);
         if let Some(name) = strategy
             && (fully_sharded.is_some() || uses_deepspeed)
@@ -134,6 +150,7 @@ impl ProgramSettings {
             },
             precision,
             autocast: self.autocast,
+            keep_in_f32: self.keep_in_f32.clone(),
             fp8,
             loss_scaling: self
                 .loss_scaling
@@ -150,7 +167,13 @@ impl ProgramSettings {
             find_unused_parameters: self.find_unused_parameters.or(unused_in_file).unwrap_or(false),
             detect_anomaly: self.detect_anomaly,
             bucket_bytes: self.bucket_bytes.or(bucket_in_file),
+            debug_mode,
             reduce_dtype,
+            power_sgd: self
+                .gradient_compression
+                .as_ref()
+                .and_then(GradientCompression::power_sgd)
+                .cloned(),
             gathering: self.gathering.clone().unwrap_or(by_default),
             disk: self.disk.clone().or(state.disk(config)?),
             gather_weights_on_save: said.gather_weights_on_save.as_ref().map_or(

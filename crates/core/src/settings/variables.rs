@@ -19,6 +19,7 @@ pub(super) struct Variables {
     pub(super) accumulation_steps: Option<Given<u64>>,
     pub(super) mixed_precision: Option<Given<MixedPrecision>>,
     pub(super) fp8: Fp8Recipe,
+    pub(super) debug_mode: bool,
     /// `None` where DeepSpeed is not asked for; its variables are not looked at then.
     pub(super) deepspeed: Option<DeepSpeedVariables>,
     /// `None` where FSDP is not asked for; its variables are not looked at then.
@@ -43,6 +44,7 @@ impl Variables {
     pub(super) fn read(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let environment = Environment { lookup };
         Ok(Self {
+            debug_mode: environment.flag(variable::ACCELERATE_DEBUG_MODE)?.unwrap_or(false),
             accumulation_steps: environment.read(
                 variable::ACCELERATE_GRADIENT_ACCUMULATION_STEPS,
                 ABOVE_ZERO,

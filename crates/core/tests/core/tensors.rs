@@ -199,3 +199,37 @@ fn a_dimension_that_one_rank_lacks_is_an_error_on_every_rank_that_names_it() {
         }
     }
 }
+
+#[test]
+fn debug_mode_lists_the_shapes_of_all_ranks_where_they_differ() {
+    let of = |rank: usize| -> &[usize] { if rank == 0 { &[1, 5] } else { &[1, 1, 5] } };
+    type Call = fn(&dyn Accelerator, &Tensor) -> sconce_core::Result<Tensor>;
+    let calls: [Call; 4] = [
+        |acc, tensor| acc.gather(tensor),
+        |acc, tensor| acc.reduce(tensor, ReduceOp::Sum),
+        |acc, tensor| acc.broadcast(tensor, 0),
+        |acc, tensor| acc.pad_across_processes(tensor, 0, 0.0),
+    ];
+    for (call, name) in calls
+        .into_iter()
+        .zip(["gather", "reduce", "broadcast", "pad_across_processes"])
+    {
+        let outcomes = on_ranks(2, |communicator| {
+            let plain = accelerator(communicator.clone());
+            let own = tensor(plain.world().rank, of(plain.world().rank), DType::F32);
+            // As many elements: without debug mode nothing is amiss.
+            assert!(call(&*plain, &own).is_ok());
+            let builder = sconce_core::AcceleratorBuilder::default().communicator(communicator);
+            let lookup = |name: &str| (name == "ACCELERATE_DEBUG_MODE").then(|| "true".to_owned());
+            let acc = builder.build_with(lookup).unwrap();
+            assert!(call(&*acc, &tensor(0, &[2, 2], DType::F32)).is_ok());
+            call(&*acc, &own).unwrap_err().to_string()
+        });
+        for text in outcomes {
+            assert!(
+                text.starts_with(name) && text.contains("rank 0: [1, 5], rank 1: [1, 1, 5]"),
+                "{text}"
+            );
+        }
+    }
+}

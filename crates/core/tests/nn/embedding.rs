@@ -2,9 +2,9 @@
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
-use sconce_core::nn::{Embedding, embedding};
+use sconce_core::nn::{Embedding, as_compositions, embedding};
 
-use crate::oracle::{check, check_large, error, numbers, values};
+use crate::oracle::{check, check_large, error, numbers, run, values};
 
 fn ids(count: usize, vocab: u32, seed: u64) -> Vec<u32> {
     numbers(&values(&[count], seed))
@@ -38,6 +38,24 @@ fn embedding_agrees_with_its_definition_and_its_differences() {
                 },
             );
         }
+    }
+}
+
+#[test]
+fn the_lookup_of_other_devices_adds_up_in_f32_as_that_of_the_cpu() {
+    // So many small terms that a sum in bf16 would stand still.
+    let ids = Tensor::zeros(3000, DType::U32, &Device::Cpu).unwrap();
+    let layer = |x: &[Tensor]| Embedding::new(x[0].clone()).forward(&ids);
+    let inputs = [values(&[2, 3], 5)];
+    for dtype in [DType::F32, DType::BF16] {
+        let fused = run(layer, &inputs, dtype);
+        let composed = as_compositions(|| run(layer, &inputs, dtype));
+        assert_eq!(numbers(&composed.result), numbers(&fused.result));
+        assert_eq!(
+            numbers(&composed.gradients[0]),
+            numbers(&fused.gradients[0]),
+            "{dtype:?}"
+        );
     }
 }
 

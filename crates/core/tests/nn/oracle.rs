@@ -1,6 +1,7 @@
 //! How a layer is compared with independent sources.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
+use sconce_core::nn::as_compositions;
 
 /// Returns a tensor of reproducible values in -2..2, each exact in bf16, so that every dtype starts
 /// from the same numbers.
@@ -87,15 +88,24 @@ pub(crate) fn check(
     let slopes: Vec<Vec<f64>> = (0..inputs.len())
         .map(|input| central_differences(&points, input, &upstream, &closed_form))
         .collect();
-    for (dtype, absolute, relative) in [
-        (DType::F64, 1e-7, 0.0),
-        (DType::F32, 1e-5, 0.0),
-        (DType::BF16, 1e-5, BF16_ROUNDED_ONCE),
-        (DType::F16, 1e-5, F16_ROUNDED_ONCE),
+    for (dtype, absolute, relative, is_composed) in [
+        (DType::F64, 1e-7, 0.0, false),
+        (DType::F32, 1e-5, 0.0, false),
+        (DType::BF16, 1e-5, BF16_ROUNDED_ONCE, false),
+        (DType::F16, 1e-5, F16_ROUNDED_ONCE, false),
+        // As on a GPU, where some layers round between their ops.
+        (DType::F32, 1e-5, 0.0, true),
+        (DType::BF16, 4.0 * BF16_ROUNDED_ONCE, 4.0 * BF16_ROUNDED_ONCE, true),
+        (DType::F16, 4.0 * F16_ROUNDED_ONCE, 4.0 * F16_ROUNDED_ONCE, true),
     ] {
-        let outcome = run(&layer, inputs, dtype);
+        let outcome = if is_composed {
+            as_compositions(|| run(&layer, inputs, dtype))
+        } else {
+            run(&layer, inputs, dtype)
+        };
         let rounded = if outcome.result.dtype() == dtype { relative } else { 0.0 };
-        let what = format!("{case}, {dtype:?}");
+        let composed = if is_composed { ", composed" } else { "" };
+        let what = format!("{case}, {dtype:?}{composed}");
         assert_close(&what, &numbers(&outcome.result), &expected, absolute, rounded);
         for (input, gradient) in outcome.gradients.iter().enumerate() {
             assert_eq!(gradient.dims(), inputs[input].dims(), "{what}");
@@ -142,6 +152,17 @@ pub(crate) fn check_large(
     for (input, (ours, candle)) in ours.gradients.iter().zip(&candle.gradients).enumerate() {
         let what = format!("{case}, gradient of input {input}");
         assert_close(&what, &numbers(ours), &numbers(candle), 1e-5, 0.0);
+    }
+    let composed = as_compositions(|| run(&layer, inputs, DType::F32));
+    let pairs = ours.gradients.iter().zip(&composed.gradients);
+    for (ours, composed) in pairs.chain([(&ours.result, &composed.result)]) {
+        assert_close(
+            &format!("{case}, composed"),
+            &numbers(composed),
+            &numbers(ours),
+            1e-5,
+            0.0,
+        );
     }
     for dtype in [DType::F32, DType::BF16] {
         let on_threads = |threads| {

@@ -1,6 +1,7 @@
 //! The backward of a loss: what is checked, how the loss is scaled, when gradients are laid out and complete.
 
 use super::Engine;
+use crate::backward_scope::BackwardScope;
 use crate::layout::buckets;
 use crate::loss_guard::scaled;
 use crate::optimizer::in_range;
@@ -8,6 +9,7 @@ use crate::weighted_mean::WeightedMean;
 use crate::{Error, Result};
 use candle_core::{DType, Tensor};
 use sconce_collectives::ReduceOp;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Stack for the backward pass: candle's backward recurses over the graph, some 200 bytes to a few KiB a node.
 const BACKWARD_STACK: usize = 512 << 20;
@@ -30,6 +32,8 @@ impl Engine {
     }
 
     fn run_backward(&self, loss: &Tensor, factor: f64, synchronise: bool) -> Result<()> {
+        let synchronise = synchronise && !self.steps_locally.load(Relaxed);
+        let _span = tracing::debug_span!("backward", synchronise).entered();
         self.units.explain_loss(loss);
         let outcome = stacker::maybe_grow(BACKWARD_STACK / 2, BACKWARD_STACK, || {
             self.backward_here(loss, factor, synchronise)
@@ -59,6 +63,12 @@ impl Engine {
             weight >= 0.0 && weight.is_finite(),
         )?;
         check_shape(loss)?;
+        if self.steps_locally.load(Relaxed) {
+            return Err(Error::Order {
+                what: "a backward with a weight while ranks step by themselves (local SGD)",
+                hint: "weights make means over all ranks; use backward",
+            });
+        }
         let before = self.gradients.mean(true)?;
         let ranks = self.mesh.world.size();
         let mut total = [weight];
@@ -86,9 +96,12 @@ impl Engine {
         let scale = self.loss_guard().scale();
         let to_come = self.units.gradients_to_come(loss);
         let scale = self.gradients.begin(synchronise, scale, to_come)?;
+        let scope = BackwardScope::enter(&self.gradients);
         if let Err(error) = scaled(loss, scale * factor)?.backward() {
             return Err(self.gradients.take_failure().unwrap_or(Error::Candle(error)));
         }
+        scope.others().iter().try_for_each(|units| units.end_backward())?;
+        drop(scope);
         if !self.options.find_unused_parameters {
             self.fail_for_unused(&self.gradients.missing())?;
         }
@@ -123,8 +136,8 @@ impl Engine {
             self.options.first_bucket_bytes,
             self.options.bucket_bytes,
         );
-        self.gradients
-            .lay_out(&self.mesh, layouts, self.parameters(), self.options.reduce_dtype)
+        let sent_as = (self.options.reduce_dtype, self.options.power_sgd.as_ref());
+        self.gradients.lay_out(&self.mesh, layouts, self.parameters(), sent_as)
     }
 
     fn fail_for_unused(&self, numbers: &[usize]) -> Result<()> {

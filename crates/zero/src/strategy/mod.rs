@@ -69,3 +69,13 @@ pub trait ShardingStrategy: Send + Sync + std::fmt::Debug {
     /// Returns where the state of `parameter` lives.
     fn place(&self, parameter: &ParameterInfo) -> Placement;
 }
+
+impl<S: ShardingStrategy + ?Sized> ShardingStrategy for std::sync::Arc<S> {
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+
+    fn place(&self, parameter: &ParameterInfo) -> Placement {
+        (**self).place(parameter)
+    }
+}

@@ -2,6 +2,7 @@
 
 use super::{Moment, Units};
 use crate::Result;
+use crate::backward_scope::is_of_another;
 use crate::recompute::Runs;
 use crate::trace::Pass;
 use candle_core::Tensor;
@@ -64,6 +65,9 @@ impl Units {
         let nodes = root.sorted_nodes();
         if !self.is_closed(part, &nodes, first) {
             return Ok(false);
+        }
+        if is_of_another(&self.gradients) {
+            return Ok(true);
         }
         let mut changes = BTreeMap::new();
         for parameter in self.gradients_at(&nodes) {

@@ -15,6 +15,7 @@
 //! | operations, elements moved and bytes held are the formula's | `events`, `zero_stages`, `gathering`, `strategy_memory`; the process's memory: `sharded_memory` |
 //! | gathers run ahead by a trace, when the mode says, within limits; nothing stays after a step | `events`, `gathering`, `interleaving`, `trace` |
 //! | delays of any rank change nothing | `events` |
+//! | parameters that the engine can only copy come to the same bits; using a released one is an error | `emulated_device`, `units`, `frozen`, `interleaving` |
 //! | ranks with fewer inputs than others end together, with the mean of those that have some | `uneven` |
 
 mod accumulation;
@@ -24,6 +25,7 @@ mod candle_optimizers;
 mod clipping;
 mod depth;
 mod disk;
+mod emulated_device;
 mod events;
 mod frozen;
 mod gathering;
@@ -38,6 +40,7 @@ mod oracle;
 mod padding;
 mod parameter_groups;
 mod parity;
+mod power_sgd;
 mod precision;
 mod recomputing;
 mod replicas;

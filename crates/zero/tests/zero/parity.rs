@@ -181,9 +181,10 @@ pub(crate) fn assert_sharding_changes_nothing(
 ) -> Vec<Vec<u32>> {
     let mut reports = Vec::new();
     for world in 1..=3 {
-        let run = |strategy: &(dyn Fn() -> Box<dyn ShardingStrategy> + Sync),
-                   gathering: &Gathering,
-                   recompute: &UnitPolicy| {
+        let run_on = |emulate_device: bool,
+                      strategy: &(dyn Fn() -> Box<dyn ShardingStrategy> + Sync),
+                      gathering: &Gathering,
+                      recompute: &UnitPolicy| {
             on_ranks(world, |communicator| {
                 let engine = engine(
                     &communicator,
@@ -191,12 +192,16 @@ pub(crate) fn assert_sharding_changes_nothing(
                         strategy: strategy(),
                         gathering: gathering.clone(),
                         recompute: recompute.clone(),
+                        emulate_device,
                         ..options()
                     },
                 );
                 let report = program(&engine);
                 (report, engine.memory())
             })
+        };
+        let run = |strategy: &(dyn Fn() -> Box<dyn ShardingStrategy> + Sync), gathering: &_, recompute: &_| {
+            run_on(false, strategy, gathering, recompute)
         };
         let (all, none) = (UnitPolicy::all(), UnitPolicy::none());
         let expected = run(&baseline, &Gathering::default(), &none);
@@ -207,9 +212,21 @@ pub(crate) fn assert_sharding_changes_nothing(
         for (found, expected) in again.iter().zip(&expected) {
             assert_eq!(found.0, expected.0, "world {world}, recomputed");
         }
+        let sharded: fn() -> Box<dyn ShardingStrategy> = || Box::new(SHARDED);
+        for strategy in [&baseline as &(dyn Fn() -> _ + Sync), &sharded] {
+            for recompute in [&none, &all] {
+                let emulated = run_on(true, strategy, &Gathering::default(), recompute);
+                for (found, expected) in emulated.iter().zip(&expected) {
+                    assert_eq!(
+                        found.0, expected.0,
+                        "world {world}, emulated device, recomputed {recompute:?}"
+                    );
+                }
+            }
+        }
         let runs = gatherings().map(|gathering| [(gathering.clone(), &none), (gathering, &all)]);
         for (gathering, recompute) in runs.into_iter().flatten() {
-            let found = run(&|| Box::new(SHARDED), &gathering, recompute);
+            let found = run(&sharded, &gathering, recompute);
             for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
                 assert_eq!(
                     found.0, expected.0,

@@ -7,10 +7,15 @@ use candle_core::{DType, Tensor};
 use sconce_zero::{AdamW, DataParallel, DiskOptions, EngineOptions, Offloaded, ParameterSet, ShardingStrategy, Tier};
 
 /// What a run is compared by: losses, norms, and the model's values, as bits.
-type Run = (Vec<u32>, Vec<u64>, Vec<u32>);
+pub(crate) type Run = (Vec<u32>, Vec<u64>, Vec<u32>);
 
 /// Trains on micro-batches of which there are as many whatever the world: each rank takes its share of them.
-fn train(world: usize, micro_batches: usize, dtype: DType, options: &(dyn Fn() -> EngineOptions + Sync)) -> Vec<Run> {
+pub(crate) fn train(
+    world: usize,
+    micro_batches: usize,
+    dtype: DType,
+    options: &(dyn Fn() -> EngineOptions + Sync),
+) -> Vec<Run> {
     on_ranks(world, |communicator| {
         let engine = engine(&communicator, options());
         let model = model_of_dtype(&engine, dtype);

@@ -1,0 +1,169 @@
+//! Host memory through which values pass between a device and the engine, kept for the next ones.
+
+use super::memory::{DeviceMemory, HostMemory};
+use crate::storage::{ElementsMut, is_managed_dtype};
+use candle_core::{Device, Result, Storage, Tensor};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// An engine's host memory for copies.
+///
+/// There is never more of it than was in use at one time.
+#[derive(Debug, Default)]
+pub(crate) struct Staging {
+    emulates: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    free: Vec<HostMemory>,
+    /// Of all there is, free or not.
+    bytes: usize,
+}
+
+/// Host memory in use; goes back when it is dropped, also if a copy is still under way.
+#[derive(Debug)]
+pub(super) struct Taken<'a> {
+    staging: &'a Staging,
+    /// There until it goes back.
+    host: Option<HostMemory>,
+}
+
+impl Staging {
+    /// Makes it, empty; one that `emulates` a device treats memory on the CPU as if it were on one.
+    pub(crate) fn new(emulates: bool) -> Self {
+        Self {
+            emulates,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Says whether the memory of tensors on a device is out of the engine's reach.
+    pub(crate) fn serves(&self, device: &Device) -> bool {
+        self.emulates || !device.is_cpu()
+    }
+
+    /// Prepares for parameters on a device; an error where there can be none.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(clippy::unused_self, reason = "needs nothing of the CPU")
+    )]
+    pub(crate) fn open(&self, device: &Device) -> Result<()> {
+        match device {
+            Device::Cpu => Ok(()),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => super::cuda::prepare(device),
+            other => candle_core::bail!(
+                "managed parameters on {other:?}: build the model on the CPU, or on a CUDA device with the feature cuda"
+            ),
+        }
+    }
+
+    /// Returns the bytes that there are.
+    pub(crate) fn bytes(&self) -> usize {
+        self.lock().bytes
+    }
+
+    /// Runs `work` on a copy of a tensor's elements in order; the tensor is contiguous and of a managed dtype.
+    pub(crate) fn read<R>(&self, tensor: &Tensor, work: impl FnOnce(ElementsMut<'_>) -> R) -> Result<R> {
+        let (storage, layout) = tensor.storage_and_layout();
+        let dtype = tensor.dtype();
+        let Some((start, end)) = layout.contiguous_offsets().filter(|_| is_managed_dtype(dtype)) else {
+            candle_core::bail!("only contiguous tensors of f32, bf16 and f16 are copied from a device");
+        };
+        let memory: &dyn DeviceMemory = match &*storage {
+            Storage::Cpu(memory) => memory,
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(memory) => memory,
+            _ => candle_core::bail!("nothing is copied from {:?}", tensor.device()),
+        };
+        let mut host = self.take(memory, (end - start) * dtype.size_in_bytes())?;
+        memory.copy_out(start..end, &mut host)?;
+        drop(storage);
+        Ok(work(host.elements(dtype, end - start)?))
+    }
+
+    /// Returns memory for so many bytes: the smallest that is free and large enough.
+    ///
+    /// Where all that is free is too small, the largest of it makes room.
+    pub(super) fn take(&self, memory: &dyn DeviceMemory, bytes: usize) -> Result<Taken<'_>> {
+        let mut state = self.lock();
+        let numbered = || state.free.iter().enumerate().map(|(number, free)| (free.len(), number));
+        let found = numbered().filter(|(size, _)| *size >= bytes).min();
+        let host = match (found, numbered().max()) {
+            (Some((_, number)), _) => state.free.swap_remove(number),
+            (None, too_small) => {
+                if let Some((size, number)) = too_small {
+                    drop(state.free.swap_remove(number));
+                    state.bytes -= size;
+                }
+                let host = memory.host_memory(bytes)?;
+                state.bytes += host.len();
+                host
+            }
+        };
+        Ok(Taken {
+            staging: self,
+            host: Some(host),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Deref for Taken<'_> {
+    type Target = HostMemory;
+
+    fn deref(&self) -> &HostMemory {
+        self.host.as_ref().expect("the memory is there until it is dropped")
+    }
+}
+
+impl DerefMut for Taken<'_> {
+    fn deref_mut(&mut self) -> &mut HostMemory {
+        self.host.as_mut().expect("the memory is there until it is dropped")
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.staging.lock().free.extend(self.host.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::CpuStorage;
+
+    #[test]
+    fn there_is_no_more_memory_than_was_in_use_at_one_time() {
+        let (staging, device) = (Staging::new(true), CpuStorage::F32(Vec::new()));
+        let take = |bytes| staging.take(&device, bytes).unwrap();
+        let both = (take(100), take(1000));
+        assert_eq!((both.0.len(), both.1.len(), staging.bytes()), (100, 1000, 1100));
+        drop(both);
+        for (bytes, taken, all) in [
+            (50, 100, 1100),
+            (101, 1000, 1100),
+            (2000, 2000, 2100),
+            (1500, 2000, 2100),
+        ] {
+            assert_eq!((take(bytes).len(), staging.bytes()), (taken, all));
+        }
+    }
+
+    #[test]
+    fn a_tensor_is_read_from_where_it_begins_in_its_storage() {
+        let tensor = Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu).unwrap();
+        let staging = Staging::new(true);
+        let seen = staging
+            .read(&tensor.get(1).unwrap(), |values| format!("{values:?}"))
+            .unwrap();
+        assert_eq!(seen, "F32([3.0, 4.0])");
+        assert!(staging.read(&tensor.t().unwrap(), |_| ()).is_err());
+    }
+}
