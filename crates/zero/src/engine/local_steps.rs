@@ -1,6 +1,7 @@
 //! Steps that each rank takes by itself, between which parameters are averaged: local SGD (Stich 2019).
 
 use super::Engine;
+use crate::device::Intent;
 use crate::parameter::{Home, Parameter};
 use crate::{Error, Residence, Result};
 use sconce_collectives::ReduceOp;
@@ -43,10 +44,10 @@ impl Engine {
         let whole = |parameter: &&Parameter| parameter.is_trained && !matches!(parameter.home, Home::Shard { .. });
         for parameter in parameters.iter().filter(whole) {
             let elements = parameter.info.elements();
-            let mut values = vec![0f32; elements];
-            parameter.with_master(0..elements, |master| master.read_into(&mut values))?;
+            let (mut values, all) = (vec![0f32; elements], 0..elements);
+            parameter.with_master(Intent::Read, &all, all.clone(), |master| master.read_into(&mut values))?;
             self.mesh.world.all_reduce(&mut values, ReduceOp::Mean)?;
-            parameter.with_master(0..elements, |master| master.write(&values))?;
+            parameter.with_master(Intent::Overwrite, &all, all.clone(), |master| master.write(&values))?;
         }
         Ok(())
     }
