@@ -31,7 +31,7 @@ pub(crate) struct ManagedAccelerator {
     spent_losses: SpentLosses,
     fp8: Option<Arc<Fp8Scaling>>,
     /// Whether something has been computed within `autocast`.
-    is_autocast: AtomicBool,
+    is_autocast: Arc<AtomicBool>,
     trigger: Arc<AtomicBool>,
     /// Last, so that the store outlives the group.
     _connection: Option<Arc<Connection>>,
@@ -58,7 +58,7 @@ impl ManagedAccelerator {
             )),
             clipping: Arc::new(StepClipping::new(settings.clipping.clone())),
             fp8: scaling_of(&settings),
-            is_autocast: AtomicBool::new(false),
+            is_autocast: Arc::default(),
             settings,
             spent_losses: SpentLosses::default(),
             trigger: Arc::default(),
@@ -181,7 +181,7 @@ impl Accelerator for ManagedAccelerator {
             clipping: Arc::new(StepClipping::new(self.settings.clipping.clone())),
             spent_losses: SpentLosses::default(),
             fp8: scaling_of(&self.settings),
-            is_autocast: AtomicBool::new(false),
+            is_autocast: Arc::clone(&self.is_autocast),
             trigger: Arc::clone(&self.trigger),
             _connection: self._connection.clone(),
         }))
