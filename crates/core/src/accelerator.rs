@@ -1,6 +1,7 @@
 //! The contract of an accelerator, and what every accelerator offers on top of it.
 
 use crate::accumulation::Accumulation;
+use crate::checkpoint::{Background, Registry};
 use crate::data::{DataLoader, Dataset, PreparedLoader};
 use crate::deepspeed::{AutoValues, OptimizerSource, ScheduleSource};
 use crate::schedule::Scheduler;
@@ -40,6 +41,12 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
 
     /// Returns the state of gradient accumulation.
     fn accumulation(&self) -> &Arc<Accumulation>;
+
+    /// Returns what checkpoints of this loop keep.
+    fn registry(&self) -> &Arc<Registry>;
+
+    /// Returns the save that is under way behind the training.
+    fn background(&self) -> &Background;
 
     /// Returns this rank's flag of [`set_trigger`](trait.Accelerator.html#method.set_trigger).
     fn trigger(&self) -> &AtomicBool;
@@ -160,6 +167,7 @@ impl<'a> dyn Accelerator + 'a {
         let optimizer = self.prepare_optimizer(rule)?;
         let loader = self.prepare_loader(loader)?;
         let scheduler = Scheduler::new(schedule, &optimizer);
+        self.registry().add_numbered("scheduler", scheduler.position());
         Ok((optimizer, loader, scheduler))
     }
 

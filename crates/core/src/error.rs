@@ -108,6 +108,17 @@ pub enum Error {
         /// What went wrong, and what to do.
         reason: String,
     },
+    /// A checkpoint cannot be written or read.
+    #[error(transparent)]
+    Checkpoint(#[from] crate::checkpoint::CheckpointError),
+    /// An object's state cannot be saved or restored.
+    #[error("the state of {name:?}: {source}")]
+    Stateful {
+        /// The name by which it is registered.
+        name: String,
+        /// Its own error.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A DeepSpeed configuration cannot be used.
     #[error(transparent)]
     DeepSpeed(#[from] crate::deepspeed::ConfigError),

@@ -29,6 +29,7 @@
 mod accelerator;
 mod accumulation;
 mod builder;
+pub mod checkpoint;
 mod chrome_trace;
 mod clipping;
 pub mod data;
@@ -54,6 +55,7 @@ mod together;
 
 pub use accelerator::Accelerator;
 pub use builder::{AcceleratorBuilder, accelerator};
+pub use checkpoint::{CheckpointError, Checkpoints, LoadOptions, Loaded, Stateful};
 pub use chrome_trace::{ChromeTrace, Profile};
 pub use data::{DataLoader, Dataset, PreparedLoader, TensorDataset};
 pub use device::DeviceRequest;

@@ -2,6 +2,7 @@
 
 use crate::accelerator::check_announced;
 use crate::accumulation::Accumulation;
+use crate::checkpoint::{Background, Registry};
 use crate::clipping::StepClipping;
 use crate::deepspeed::GradientReduction;
 use crate::{Accelerator, Optimizer, Result, RunSettings, Sharding};
@@ -27,6 +28,8 @@ pub(crate) struct ManagedAccelerator {
     accumulation: Arc<Accumulation>,
     clipping: Arc<StepClipping>,
     trigger: Arc<AtomicBool>,
+    registry: Arc<Registry>,
+    background: Arc<Background>,
     /// Last, so that the store outlives the group.
     _connection: Option<Arc<Connection>>,
 }
@@ -41,15 +44,19 @@ impl ManagedAccelerator {
         settings: RunSettings,
     ) -> Self {
         seed_rank(seed, &world);
+        let (engine, registry) = (Arc::new(engine), Arc::<Registry>::default());
+        registry.add_engine(&engine);
         Self {
             world,
-            engine: Arc::new(engine),
+            engine,
             device,
             seed: Arc::new(AtomicU64::new(seed)),
             accumulation: Arc::new(Accumulation::new(settings.batch.accumulation_steps)),
             clipping: Arc::new(StepClipping::new(settings.clipping.clone())),
             settings,
             trigger: Arc::default(),
+            registry,
+            background: Arc::default(),
             _connection: connection.map(Arc::new),
         }
     }
@@ -112,6 +119,14 @@ impl Accelerator for ManagedAccelerator {
         &self.accumulation
     }
 
+    fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    fn background(&self) -> &Background {
+        &self.background
+    }
+
     fn trigger(&self) -> &AtomicBool {
         &self.trigger
     }
@@ -125,16 +140,19 @@ impl Accelerator for ManagedAccelerator {
             frozen,
             ..self.settings.engine_options(custom, &self.world)?
         };
-        let engine = Engine::new(Arc::clone(self.engine.communicator()), options)?;
+        let engine = Arc::new(Engine::new(Arc::clone(self.engine.communicator()), options)?);
+        self.registry.add_engine(&engine);
         Ok(Box::new(Self {
             world: self.world.clone(),
-            engine: Arc::new(engine),
+            engine,
             device: self.device.clone(),
             seed: Arc::clone(&self.seed),
             settings: self.settings.clone(),
             accumulation: Arc::clone(&self.accumulation),
             clipping: Arc::new(StepClipping::new(self.settings.clipping.clone())),
             trigger: Arc::clone(&self.trigger),
+            registry: Arc::clone(&self.registry),
+            background: Arc::clone(&self.background),
             _connection: self._connection.clone(),
         }))
     }

@@ -1,7 +1,10 @@
 //! The engine: one model's parameters, gradients and optimizer on one rank.
 
 mod agreement;
+mod checkpoint;
 mod local_steps;
+
+pub(crate) use checkpoint::Reading;
 
 use crate::backward_scope::BackwardScope;
 use crate::candle_optimizer::{CandleOptimizer, SharesInVariables};
@@ -601,7 +604,12 @@ impl Engine {
         order.extend(rest);
         let mut agreed: Vec<u32> = order.iter().map(|number| *number as u32).collect();
         self.mesh.world.broadcast(&mut agreed, 0)?;
-        let order: Vec<usize> = agreed.iter().map(|number| *number as usize).collect();
+        self.lay_out_as(agreed.iter().map(|number| *number as usize).collect())
+    }
+
+    /// Lays the buckets out in an order that all ranks know, of all trained parameters.
+    fn lay_out_as(&self, order: Vec<usize>) -> Result<()> {
+        let parameters = self.parameters.all();
         let layouts = buckets(
             &order,
             &parameters,
@@ -611,7 +619,7 @@ impl Engine {
         );
         let shapes = Vec::from_iter(parameters.iter().map(|parameter| parameter.info.shape.clone()));
         let sent_as = (self.options.reduce_dtype, self.options.power_sgd.as_ref());
-        self.gradients.lay_out(&self.mesh, layouts, &shapes, sent_as)
+        self.gradients.lay_out(&self.mesh, (order, layouts), &shapes, sent_as)
     }
 
     fn fail_for_unused(&self, numbers: &[usize]) -> Result<()> {

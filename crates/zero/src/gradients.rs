@@ -84,6 +84,8 @@ struct State {
     mesh: Option<Arc<Mesh>>,
     reduce_dtype: Option<DType>,
     buckets: Vec<Bucket>,
+    /// The parameters in the order that the layout follows.
+    order: Vec<usize>,
     /// Bucket and slot of every parameter.
     places: Vec<(usize, usize)>,
     /// Buffers for sharded gradients that are free.
@@ -141,12 +143,13 @@ impl Gradients {
     pub(crate) fn lay_out(
         &self,
         mesh: &Arc<Mesh>,
-        layouts: Vec<BucketLayout>,
+        (order, layouts): (Vec<usize>, Vec<BucketLayout>),
         shapes: &[Vec<usize>],
         (reduce_dtype, compression): (DType, Option<&PowerSgd>),
     ) -> Result<()> {
         let mut state = self.lock();
         state.reduce_dtype = Some(reduce_dtype);
+        state.order = order;
         state.places = vec![(0, 0); shapes.len()];
         let passing = layouts
             .iter()
@@ -372,6 +375,19 @@ impl Gradients {
             .map(|bucket| bucket.held(rank, is_local).ok_or(INCOMPLETE))
             .collect::<Result<_>>()?;
         Ok(work(&views, &state.holds))
+    }
+
+    /// Runs `work` on the buckets as they are when gradients have been reduced: for how they are laid out.
+    pub(crate) fn with_layout<R>(&self, work: impl FnOnce(&[Held<'_>]) -> R) -> Result<R> {
+        let state = self.lock();
+        let held = |bucket| Bucket::held(bucket, state.rank(), false).ok_or(INCOMPLETE);
+        let views = state.buckets.iter().map(held).collect::<Result<Vec<_>>>()?;
+        Ok(work(&views))
+    }
+
+    /// Returns the order of parameters by which the buckets were laid out; empty before that.
+    pub(crate) fn order(&self) -> Vec<usize> {
+        self.lock().order.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -1,6 +1,7 @@
 //! The accelerator over worlds of threads, its loader, schedules and settings.
 
 mod accumulating;
+mod checkpoints;
 mod configured;
 mod deepspeed;
 mod fully_sharded;
