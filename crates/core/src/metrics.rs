@@ -7,11 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// Gathers tensors, each trimmed to the rows that belong to new samples.
-pub(crate) fn gather<N: Nested>(
-    communicator: &dyn Communicator,
-    batch: Option<BatchFacts>,
-    tensors: &N,
-) -> Result<N> {
+pub(crate) fn gather<N: Nested>(communicator: &dyn Communicator, batch: Option<BatchFacts>, tensors: &N) -> Result<N> {
     tensors.map_tensors(|tensor| {
         let rows = tensor.dims().first().copied();
         let own = match fresh_rows(communicator, batch, rows)? {
@@ -35,7 +31,11 @@ pub(crate) fn gather_objects_of_batch<T: Serialize + DeserializeOwned>(
 /// Returns how many of this rank's rows count, `None` outside of a loop; all ranks fail if one of them must.
 ///
 /// `rows` is `None` for a tensor without dimensions.
-fn fresh_rows(communicator: &dyn Communicator, batch: Option<BatchFacts>, rows: Option<usize>) -> Result<Option<usize>> {
+fn fresh_rows(
+    communicator: &dyn Communicator,
+    batch: Option<BatchFacts>,
+    rows: Option<usize>,
+) -> Result<Option<usize>> {
     if batch.is_some_and(|batch| !batch.complete) {
         // The same on all ranks that are here; the others are not.
         let reason = "some ranks have no batch in this step, since even_batches is off; keep the results, and gather \
@@ -48,7 +48,9 @@ fn fresh_rows(communicator: &dyn Communicator, batch: Option<BatchFacts>, rows: 
     communicator.all_gather(&own, &mut all)?;
     for (rank, [rows, expected]) in all.as_chunks::<2>().0.iter().enumerate() {
         let reason = match (*rows, *expected) {
-            (-1, _) => format!("rank {rank} gives a scalar; expected one row for each sample of the batch, or use gather"),
+            (-1, _) => {
+                format!("rank {rank} gives a scalar; expected one row for each sample of the batch, or use gather")
+            }
             (rows, expected) if expected != -1 && rows != expected => format!(
                 "rank {rank} gives {rows} rows in a batch of {expected} samples; expected one row for each, or use gather"
             ),

@@ -29,7 +29,9 @@ pub trait Collate: Sized {
 
 /// Samples that do not fit into one batch.
 #[derive(Debug, thiserror::Error)]
-#[error("sample {sample} of the batch {found}, sample 0 {expected}; pad or cut samples to one size, or collate them yourself")]
+#[error(
+    "sample {sample} of the batch {found}, sample 0 {expected}; pad or cut samples to one size, or collate them yourself"
+)]
 struct Ragged {
     sample: usize,
     found: String,
@@ -64,7 +66,9 @@ impl Collate for Tensor {
 
     fn collate(samples: Vec<Self>, device: &Device) -> Result<Tensor, DataError> {
         let kind = |sample: &Self| (sample.dims().to_vec(), sample.dtype());
-        check_alike(&samples, kind, |(shape, dtype)| format!("is {} {shape:?}", dtype.as_str()))?;
+        check_alike(&samples, kind, |(shape, dtype)| {
+            format!("is {} {shape:?}", dtype.as_str())
+        })?;
         Ok(Tensor::stack(&samples, 0)?.to_device(device)?)
     }
 }
@@ -77,9 +81,13 @@ impl Collate for Vec<Tensor> {
         let count = samples[0].len();
         let mut columns = vec![Vec::with_capacity(samples.len()); count];
         for sample in samples {
-            columns.iter_mut().zip(sample).for_each(|(column, tensor)| column.push(tensor));
+            columns
+                .iter_mut()
+                .zip(sample)
+                .for_each(|(column, tensor)| column.push(tensor));
         }
-        let collate = |(at, column)| Tensor::collate(column, device).map_err(|error| format!("tensor {at}: {error}").into());
+        let collate =
+            |(at, column)| Tensor::collate(column, device).map_err(|error| format!("tensor {at}: {error}").into());
         columns.into_iter().enumerate().map(collate).collect()
     }
 }
@@ -134,7 +142,10 @@ impl<T: Collate> Collate for BTreeMap<String, T> {
         let count = samples.len();
         let mut columns = BTreeMap::<String, Vec<T>>::new();
         for (key, value) in samples.into_iter().flatten() {
-            columns.entry(key).or_insert_with(|| Vec::with_capacity(count)).push(value);
+            columns
+                .entry(key)
+                .or_insert_with(|| Vec::with_capacity(count))
+                .push(value);
         }
         let collate = |(key, column)| match T::collate(column, device) {
             Ok(batch) => Ok((key, batch)),
@@ -206,7 +217,10 @@ impl<F> IndexedSamples<F> {
 
 impl<F> std::fmt::Debug for IndexedSamples<F> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("IndexedSamples").field("samples", &self.samples).finish_non_exhaustive()
+        formatter
+            .debug_struct("IndexedSamples")
+            .field("samples", &self.samples)
+            .finish_non_exhaustive()
     }
 }
 

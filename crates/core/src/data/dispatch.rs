@@ -63,9 +63,16 @@ impl<B: Nested> Wire<B> {
                 let mut tensors = candle_core::safetensors::load_buffer(bytes, device)?;
                 let mut take = |(at, value): (usize, Option<serde_json::Value>)| match value {
                     Some(value) => Ok(Part::Value(value)),
-                    None => tensors.remove(&at.to_string()).map(Part::Tensor).ok_or("a missing tensor"),
+                    None => tensors
+                        .remove(&at.to_string())
+                        .map(Part::Tensor)
+                        .ok_or("a missing tensor"),
                 };
-                let parts = values.into_iter().enumerate().map(&mut take).collect::<Result<_, _>>()?;
+                let parts = values
+                    .into_iter()
+                    .enumerate()
+                    .map(&mut take)
+                    .collect::<Result<_, _>>()?;
                 Ok(B::put_together(&mut Parts::new(parts))?)
             },
         }
@@ -188,9 +195,13 @@ fn messages(
             (vec![message(&head, &[]); ranks], Some(panic))
         }
         Some(Ok(batches)) => {
-            let of = |made: Encoded| match made.batch {
-                Ok(bytes) => message(&Head::Batch(made.facts), &bytes),
-                Err(error) => message(&Head::Failed(made.facts, error.to_string()), &[]),
+            // One that fails fails the step: the others could not go on without that rank.
+            let failure = batches
+                .iter()
+                .find_map(|made| made.batch.as_ref().err().map(ToString::to_string));
+            let of = |made: Encoded| match &failure {
+                Some(failure) => message(&Head::Failed(made.facts, failure.clone()), &[]),
+                None => message(&Head::Batch(made.facts), &made.batch.unwrap_or_default()),
             };
             (batches.into_iter().map(of).collect(), None)
         }

@@ -88,7 +88,10 @@ impl Reading {
             let parts = match round.parts {
                 Ok(parts) => parts,
                 Err(error) => {
-                    let failed = |error| MadeBatch { batch: Err(error), facts };
+                    let failed = |error| MadeBatch {
+                        batch: Err(error),
+                        facts,
+                    };
                     let text = error.to_string();
                     let others = self.ranks.clone().skip(1).map(|_| failed(text.clone().into()));
                     return Some(others.chain([failed(error)]).collect());

@@ -97,7 +97,10 @@ impl WeightedSampler {
     /// # Errors
     /// [`Error::Loader`] when a weight is negative or not finite, or none is above 0.
     pub fn new(weights: &[f64], draws: usize) -> Result<Self> {
-        if let Some(at) = weights.iter().position(|weight| !(*weight >= 0.0 && weight.is_finite())) {
+        if let Some(at) = weights
+            .iter()
+            .position(|weight| !(*weight >= 0.0 && weight.is_finite()))
+        {
             let reason = format!("weight {at} is {}; expected a finite number, 0 or above", weights[at]);
             return Err(Error::Loader { reason });
         }
@@ -108,7 +111,10 @@ impl WeightedSampler {
         };
         let sums: Vec<f64> = weights.iter().map(add).collect();
         if !(sum > 0.0 && sum.is_finite()) {
-            let reason = format!("{} weights with a sum of {sum}; expected a finite sum above 0", sums.len());
+            let reason = format!(
+                "{} weights with a sum of {sum}; expected a finite sum above 0",
+                sums.len()
+            );
             return Err(Error::Loader { reason });
         }
         Ok(Self { sums, draws })
@@ -128,7 +134,11 @@ impl Sampler for WeightedSampler {
             let drawn = generator.next_f64() * total;
             // Rounding may bring the product up to the sum, which belongs to no sample.
             let at = sums.partition_point(|sum| *sum <= drawn);
-            if at < sums.len() { at } else { sums.partition_point(|sum| *sum < total) }
+            if at < sums.len() {
+                at
+            } else {
+                sums.partition_point(|sum| *sum < total)
+            }
         };
         Box::new((0..self.draws).map(draw))
     }

@@ -3,9 +3,7 @@
 use super::{accelerator, build, fixture, on_ranks};
 use candle_core::{DType, Device, Tensor};
 use sconce_collectives::{Communicator, single};
-use sconce_core::data::{
-    DataError, SampleIterator, Sampler as _, Source, Stream, SubsetSampler, WeightedSampler,
-};
+use sconce_core::data::{DataError, SampleIterator, Sampler as _, Source, Stream, SubsetSampler, WeightedSampler};
 use sconce_core::{
     Accelerator, AcceleratorBuilder, DataLoader, Dataset, Error, IterableDataset, PreparedLoader, Result, TensorDataset,
 };
@@ -84,7 +82,9 @@ impl Row<'_> {
 
     fn stream(&self) -> DataLoader<Stream<NumberStream, Vec<usize>>> {
         let dataset = NumberStream(self.number("n"));
-        self.settings(DataLoader::stream_with(dataset, self.number("batch"), |samples, _| Ok(samples)))
+        self.settings(DataLoader::stream_with(dataset, self.number("batch"), |samples, _| {
+            Ok(samples)
+        }))
     }
 
     /// Returns what this rank gets in the table, or `None` where accelerate refuses.
@@ -123,15 +123,28 @@ fn as_lists(batches: &Value) -> Vec<Vec<usize>> {
 
 /// Checks that a refusal is one of those that are meant to be: where accelerate refuses too, and, since a loop without
 /// a step hides a mistake, where there are no samples, or where `drop_last` leaves none.
-fn check_refusal(row: &Row<'_>, rank: usize, error: &Error) {
+///
+/// Returns whether they refuse too.
+fn check_refusal(row: &Row<'_>, rank: usize, error: &Error) -> bool {
     assert!(matches!(error, Error::Loader { .. }), "{error}");
     match row.of_rank(rank) {
-        None => assert!(error.to_string().contains("split_batches"), "{error}"),
+        None => {
+            assert!(error.to_string().contains("split_batches"), "{error}");
+            true
+        }
         Some(batches) => {
             let batches = batches.get("batches").unwrap_or(batches);
             assert!(batches.as_array().unwrap().is_empty(), "{}: {error}", row.row);
             assert!(row.number("n") == 0 || row.flag("drop_last"), "{}: {error}", row.row);
+            false
         }
+    }
+}
+
+fn check_length(row: &Row<'_>, theirs: &Value, ours: usize) {
+    // Differs: their length counts batches that do not come where a short batch is split and not filled up.
+    if row.flag("even_batches") || !row.flag("split_batches") {
+        assert_eq!(*theirs, ours, "{}", row.row);
     }
 }
 
@@ -141,24 +154,21 @@ fn several_ranks_get_the_batches_of_accelerates_batch_sampler_shard() {
         let rank = acc.world().rank;
         // Differs: a class of its own there, which fills up the last batch of one rank alone too. Their
         // `prepare_data_loader` does not use it for one rank, and neither is there anything to fill up for here.
-        if row.world == 1 {
+        if row.world == 1 && row.flag("even_batches") && !row.flag("drop_last") {
             return false;
         }
         match acc.prepare_loader(row.loader()) {
             Ok(mut loader) => {
                 let expected = as_lists(row.of_rank(rank).expect("refused, as in accelerate"));
                 assert_eq!(loader.len(), expected.len(), "{}", row.row);
-                assert_eq!(row.row["len"][rank], loader.len(), "{}", row.row);
+                check_length(row, &row.row["len"][rank], loader.len());
                 assert_eq!(epoch(&mut loader), expected, "{}, rank {rank}", row.row);
                 true
             }
-            Err(error) => {
-                check_refusal(row, rank, &error);
-                false
-            }
+            Err(error) => check_refusal(row, rank, &error),
         }
     });
-    assert_eq!(compared, 0);
+    assert_eq!(compared, 1782);
 }
 
 #[test]
@@ -167,19 +177,17 @@ fn ranks_get_the_batches_flags_and_remainders_of_accelerates_prepared_loader() {
         let rank = acc.world().rank;
         let mut loader = match acc.prepare_loader(row.loader()) {
             Ok(loader) => loader,
-            Err(error) => {
-                check_refusal(row, rank, &error);
-                return false;
-            }
+            Err(error) => return check_refusal(row, rank, &error),
         };
         let expected = row.of_rank(rank).expect("refused, as in accelerate");
-        assert_eq!(expected["len"], loader.len(), "{}", row.row);
+        check_length(row, &expected["len"], loader.len());
         let mut batches = Vec::new();
         let mut flags = Vec::new();
         for batch in &mut loader {
             batches.push(batch.unwrap());
             flags.push(Value::from(acc.end_of_dataloader()));
-            if acc.end_of_dataloader() {
+            // Without even batches rank 0 alone is sure to be in the last step.
+            if acc.end_of_dataloader() && (rank == 0 || row.flag("even_batches")) {
                 check_remainder(row, &expected["remainder"], acc.remainder().unwrap());
             }
         }
@@ -196,7 +204,7 @@ fn ranks_get_the_batches_flags_and_remainders_of_accelerates_prepared_loader() {
         }
         true
     });
-    assert_eq!(compared, 0);
+    assert_eq!(compared, 200);
 }
 
 /// Theirs is 0 where nothing is to be cut off, and -1 where they do not know; ours is the number of samples either way.
@@ -215,7 +223,7 @@ fn ranks_get_the_parts_of_a_stream_that_accelerates_iterable_shard_gives_them() 
     let compared = check_rows("iterable_shard.json", |row, acc| {
         let rank = acc.world().rank;
         // Differs as with one rank above: nothing is filled up.
-        if row.world == 1 {
+        if row.world == 1 && !row.flag("drop_last") {
             return false;
         }
         match acc.prepare_loader(row.stream()) {
@@ -225,11 +233,19 @@ fn ranks_get_the_parts_of_a_stream_that_accelerates_iterable_shard_gives_them() 
                 let expected: Vec<usize> = serde_json::from_value(row.of_rank(rank).unwrap().clone()).unwrap();
                 assert_eq!(samples, expected, "{}, rank {rank}", row.row);
             }
-            Err(error) => assert!(row.of_rank(rank).is_none(), "{}: {error}", row.row),
+            // Differs: they notice a batch that cannot be split when it is there to be split.
+            Err(error) => {
+                let batches = row.of_rank(rank);
+                assert!(
+                    batches.is_none_or(|samples| *samples == serde_json::json!([])),
+                    "{}: {error}",
+                    row.row
+                );
+            }
         }
         true
     });
-    assert_eq!(compared, 0);
+    assert_eq!(compared, 700);
 }
 
 #[test]
@@ -256,7 +272,10 @@ fn batches_of_varying_size_are_dealt_as_accelerate_does() {
 #[test]
 fn rank_0_dispatches_the_batches_that_accelerates_does() {
     let compared = check_rows("dispatch.json", |row, acc| {
-        fn found<D: Source<Batch = Vec<usize>>>(acc: &dyn Accelerator, loader: DataLoader<D>) -> (Vec<Vec<usize>>, usize) {
+        fn found<D: Source<Batch = Vec<usize>>>(
+            acc: &dyn Accelerator,
+            loader: DataLoader<D>,
+        ) -> (Vec<Vec<usize>>, usize) {
             let mut loader = acc.prepare_loader(loader.dispatch_batches(true)).unwrap();
             let mut remainder = 0;
             let batches = (&mut loader).into_iter().map(|batch| {
@@ -278,7 +297,12 @@ fn rank_0_dispatches_the_batches_that_accelerates_does() {
         };
         // Differs: where the first round is incomplete and dropped, the epoch is empty; accelerate crashes.
         assert_eq!(batches, as_lists(&expected["batches"]), "{}", row.row);
-        assert_eq!(remainder as u64, expected["remainder"].as_u64().unwrap_or(0), "{}", row.row);
+        assert_eq!(
+            remainder as u64,
+            expected["remainder"].as_u64().unwrap_or(0),
+            "{}",
+            row.row
+        );
         true
     });
     assert_eq!(compared, 112);
@@ -290,7 +314,11 @@ fn a_seed_shuffles_as_accelerates_seedable_sampler() {
     let rows = table["rows"].as_array().unwrap();
     for row in rows {
         let number = |name: &str| row[name].as_u64().unwrap();
-        let acc = build(AcceleratorBuilder::default().communicator(single()).seed(number("seed")));
+        let acc = build(
+            AcceleratorBuilder::default()
+                .communicator(single())
+                .seed(number("seed")),
+        );
         let loader = DataLoader::new(numbers(number("n") as usize), 1).shuffle(true);
         let mut loader = acc.prepare_loader(loader).unwrap();
         loader.set_epoch(number("epoch"));
@@ -313,10 +341,22 @@ fn no_samples_no_batch_and_settings_that_do_not_go_together_are_refused_on_every
     for world in 2..=4 {
         let full = 2 * world;
         let cases = [
-            (of(full - 1, 2).drop_last(true), format!("{} samples do not fill one batch", full - 1)),
-            (of(full, world + 1).split_batches(true), format!("a multiple of {world}")),
-            (of(full, 2).split_batches(true).batch_sampler(vec![vec![0]]), "batches of one size".into()),
-            (of(full, 2).dispatch_batches(true).even_batches(false), "dispatch_batches".into()),
+            (
+                of(full - 1, 2).drop_last(true),
+                format!("{} samples do not fill one batch", full - 1),
+            ),
+            (
+                of(full, world + 1).split_batches(true),
+                format!("a multiple of {world}"),
+            ),
+            (
+                of(full, 2).split_batches(true).batch_sampler(vec![vec![0]]),
+                "batches of one size".into(),
+            ),
+            (
+                of(full, 2).dispatch_batches(true).even_batches(false),
+                "dispatch_batches".into(),
+            ),
         ];
         for (loader, words) in cases {
             for text in on_ranks(world, |rank| refusal(rank, loader.clone())) {
@@ -341,11 +381,14 @@ fn samplers_that_name_samples_which_are_not_there_fail_at_that_batch() {
         DataLoader::new(numbers(4), 2).batch_sampler(vec![vec![2, 3], vec![9, 0]]),
     ];
     for loader in cases {
-        let mut loader = acc.prepare_loader(loader).unwrap();
-        let batches: Vec<_> = loader.into_iter().collect();
+        let loader = acc.prepare_loader(loader).unwrap();
+        let batches: Vec<_> = (&loader).into_iter().collect();
         assert_eq!(batches[0].as_ref().unwrap(), &[2, 3]);
         let text = batches[1].as_ref().unwrap_err().to_string();
-        assert!(text.contains("batch 1 of epoch 0") && text.contains("sample 9"), "{text}");
+        assert!(
+            text.contains("batch 1 of epoch 0") && text.contains("sample 9"),
+            "{text}"
+        );
         assert_eq!(batches.len(), 2);
     }
 }
@@ -444,9 +487,9 @@ fn a_data_sets_error_comes_with_batch_and_epoch_and_the_next_batch_can_still_be_
         samples: 6,
         broken: Some(3),
     };
-    let mut loader = acc.prepare_loader(DataLoader::new(data, 2)).unwrap();
+    let loader = acc.prepare_loader(DataLoader::new(data, 2)).unwrap();
     for epoch in 0..2 {
-        let batches: Vec<Result<Vec<usize>>> = loader.into_iter().collect();
+        let batches: Vec<Result<Vec<usize>>> = (&loader).into_iter().collect();
         match &batches[1] {
             Err(Error::Dataset {
                 batch: 1,
