@@ -6,10 +6,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The state of gradient accumulation, shared by accelerator, optimizer, scheduler and loader.
 ///
-/// A window has `steps` micro-batches; the last batch of a loader ends it early.
+/// A window has `steps` micro-batches; the last batch of a loader ends it early, unless that is switched off.
 #[derive(Debug)]
 pub struct Accumulation {
     steps: u64,
+    sync_with_dataloader: bool,
     begun: AtomicU64,
     last_of_loader: AtomicBool,
     synchronises: AtomicBool,
@@ -23,12 +24,20 @@ impl Accumulation {
     pub fn new(steps: u64) -> Self {
         Self {
             steps: steps.max(1),
+            sync_with_dataloader: true,
             begun: AtomicU64::new(0),
             last_of_loader: AtomicBool::new(false),
             synchronises: AtomicBool::new(true),
             announced: AtomicBool::new(false),
             batch: Mutex::new(None),
         }
+    }
+
+    /// Sets whether the last batch of a loader ends a window that is not full.
+    #[must_use]
+    pub fn sync_with_dataloader(mut self, sync: bool) -> Self {
+        self.sync_with_dataloader = sync;
+        self
     }
 
     /// Returns the number of micro-batches in a window.
@@ -42,7 +51,7 @@ impl Accumulation {
     }
 
     pub(crate) fn begin_micro_batch(&self) {
-        let begun = if self.last_of_loader.load(Relaxed) {
+        let begun = if self.sync_with_dataloader && self.last_of_loader.load(Relaxed) {
             // The window ends here; the next loader starts a new one.
             self.begun.store(0, Relaxed);
             self.steps

@@ -41,7 +41,10 @@ impl ManagedAccelerator {
             engine: Arc::new(engine),
             device,
             seed: AtomicU64::new(seed),
-            accumulation: Arc::new(Accumulation::new(settings.batch.accumulation_steps)),
+            accumulation: Arc::new(
+                Accumulation::new(settings.batch.accumulation_steps)
+                    .sync_with_dataloader(settings.sync_with_dataloader),
+            ),
             clipping: Arc::new(StepClipping::new(settings.clipping.clone())),
             settings,
             _connection: connection,

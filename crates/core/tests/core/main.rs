@@ -1,8 +1,10 @@
 //! The accelerator over worlds of threads, its loader, schedules and settings.
 
 mod accumulating;
+mod collating;
 mod configured;
 mod deepspeed;
+mod files;
 mod fully_sharded;
 mod fully_sharded_training;
 mod learning_rates;
