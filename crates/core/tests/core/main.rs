@@ -10,6 +10,8 @@ mod fully_sharded_training;
 mod learning_rates;
 mod loading;
 mod metrics;
+#[cfg(feature = "parquet")]
+mod parquet_files;
 mod prefetching;
 mod random;
 mod resuming;
