@@ -254,7 +254,7 @@ impl<'a> dyn Accelerator + 'a {
         crate::metrics::gather_objects(&**self.communicator(), values)
     }
 
-    /// Does for values what [`gather_for_metrics`](#method.gather_for_metrics) does for tensors: one value for each sample
+    /// Does for values what `gather_for_metrics` does for tensors: one value for each sample
     /// of the batch.
     ///
     /// # Errors

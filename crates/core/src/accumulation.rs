@@ -87,6 +87,11 @@ impl Accumulation {
         self.batch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Notes that a loader has no more batches.
+    pub(crate) fn end_batches(&self) {
+        *self.batch() = None;
+    }
+
     /// Ends the loop over a loader that `enter_loader` began.
     pub(crate) fn leave_loader(&self, outer: OuterLoop) {
         self.last_of_loader.store(outer.last_of_loader, Relaxed);

@@ -1,7 +1,7 @@
 //! Distributed training for candle: change about four lines, start with `sconce launch`.
 //!
 //! This crate owns the [`Accelerator`] and everything around the training loop: configuration, data sharding,
-//! schedules, training-grade layers ([`nn`]). It knows nothing of the terminal.
+//! schedules, training-grade layers ([`nn`]). It knows nothing of the terminal. [`data`] says what can be read, and how.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};

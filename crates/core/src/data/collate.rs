@@ -62,24 +62,24 @@ fn check_alike<S, K: PartialEq>(
 }
 
 impl Collate for Tensor {
-    type Batch = Tensor;
+    type Batch = Self;
 
-    fn collate(samples: Vec<Self>, device: &Device) -> Result<Tensor, DataError> {
+    fn collate(samples: Vec<Self>, device: &Device) -> Result<Self, DataError> {
         let kind = |sample: &Self| (sample.dims().to_vec(), sample.dtype());
         check_alike(&samples, kind, |(shape, dtype)| {
             format!("is {} {shape:?}", dtype.as_str())
         })?;
-        Ok(Tensor::stack(&samples, 0)?.to_device(device)?)
+        Ok(Self::stack(&samples, 0)?.to_device(device)?)
     }
 }
 
 impl Collate for Vec<Tensor> {
-    type Batch = Vec<Tensor>;
+    type Batch = Self;
 
-    fn collate(samples: Vec<Self>, device: &Device) -> Result<Vec<Tensor>, DataError> {
-        check_alike(&samples, Vec::len, |count| format!("has {count} tensors"))?;
+    fn collate(samples: Vec<Self>, device: &Device) -> Result<Self, DataError> {
+        check_alike(&samples, Self::len, |count| format!("has {count} tensors"))?;
         let count = samples[0].len();
-        let mut columns = vec![Vec::with_capacity(samples.len()); count];
+        let mut columns = vec![Self::with_capacity(samples.len()); count];
         for sample in samples {
             columns
                 .iter_mut()
@@ -126,9 +126,9 @@ impl Collate for bool {
 }
 
 impl Collate for String {
-    type Batch = Vec<String>;
+    type Batch = Vec<Self>;
 
-    fn collate(samples: Vec<Self>, _: &Device) -> Result<Vec<String>, DataError> {
+    fn collate(samples: Vec<Self>, _: &Device) -> Result<Vec<Self>, DataError> {
         Ok(samples)
     }
 }
@@ -182,7 +182,7 @@ impl<T: Collate<Batch: Send + 'static> + Clone + Send + Sync + 'static> Dataset 
     type Batch = T::Batch;
 
     fn len(&self) -> usize {
-        Vec::len(self)
+        Self::len(self)
     }
 
     fn batch(&self, samples: &[usize], device: &Device) -> Result<T::Batch, DataError> {

@@ -45,9 +45,8 @@ impl<D: Dataset> DataLoader<D> {
     /// Reads `batch_size` samples per rank and batch, in order.
     ///
     /// With several ranks, samples at the end that do not fill a batch on every rank are filled up from the start, so
-    /// that all ranks take the same number of steps;
-    /// [`gather_for_metrics`](trait.Accelerator.html#method.gather_for_metrics) counts every sample once. One rank alone
-    /// gets a last batch that is short, as in PyTorch.
+    /// that all ranks take the same number of steps; `gather_for_metrics` counts every sample once. One rank alone gets a
+    /// last batch that is short, as in PyTorch.
     pub fn new(dataset: D, batch_size: usize) -> Self {
         Self::of(dataset, batch_size)
     }

@@ -1,6 +1,6 @@
 //! Loaders that serve one rank.
 
-use super::dispatch::{Dispatch, encode};
+use super::dispatch::{Dispatch, Wire, encode};
 use super::prefetch::Reader;
 use super::reading::{MadeBatch, Reading, Sampling};
 use super::{DataLoader, LoaderState, Source};
@@ -24,7 +24,9 @@ pub struct PreparedLoader<D: Source> {
 struct Settings<D: Source> {
     reading: Reading,
     prefetch: usize,
-    dispatch: Option<(Arc<dyn Communicator>, super::dispatch::Wire<D::Batch>)>,
+    /// How batches travel, where rank 0 makes them for all.
+    dispatch: Option<Wire<D::Batch>>,
+    communicator: Arc<dyn Communicator>,
     accumulation: Arc<Accumulation>,
 }
 
@@ -90,7 +92,8 @@ impl<D: Source> PreparedLoader<D> {
             settings: Settings {
                 reading,
                 prefetch,
-                dispatch: dispatch.map(|wire| (Arc::clone(communicator), wire)),
+                dispatch,
+                communicator: Arc::clone(communicator),
                 accumulation,
             },
             progress: Mutex::new(Progress {
@@ -195,18 +198,19 @@ impl<D: Source> PreparedLoader<D> {
 
     fn batches_of(&self, reading: Reading) -> Batches<D::Batch> {
         let prefetch = self.settings.prefetch;
-        let Some((communicator, wire)) = &self.settings.dispatch else {
+        let Some(wire) = self.settings.dispatch else {
             return Batches::Own(Reader::new(|| D::rounds(&self.source, reading.clone()), prefetch));
         };
+        let communicator = &self.settings.communicator;
         let device = reading.device.clone();
         let reading = Reading {
             ranks: 0..communicator.size(),
             device: Device::Cpu,
             ..reading
         };
-        let rounds = || encode(D::rounds(&self.source, reading.clone()), *wire);
+        let rounds = || encode(D::rounds(&self.source, reading.clone()), wire);
         let reader = (communicator.rank() == 0).then(|| Reader::new(rounds, prefetch));
-        Batches::Dispatched(Dispatch::new(Arc::clone(communicator), reader, *wire, device))
+        Batches::Dispatched(Dispatch::new(Arc::clone(communicator), reader, wire, device))
     }
 }
 
@@ -307,6 +311,7 @@ impl<D: Source> Iterator for LoaderIterator<'_, D> {
     fn next(&mut self) -> Option<Self::Item> {
         if self.ended {
             self.loader.progress().open = None;
+            self.loader.settings.accumulation.end_batches();
             return None;
         }
         // Also behind a failure of the group, and a panic of the data set.

@@ -27,7 +27,7 @@ pub trait IterableDataset: Send + Sync + 'static {
     fn samples(&self, epoch: u64) -> Result<SampleIterator<Self::Sample>, DataError>;
 
     /// Returns the number of samples of a pass, if it is known before.
-    fn len(&self) -> Option<usize> {
+    fn length(&self) -> Option<usize> {
         None
     }
 }
@@ -82,7 +82,7 @@ impl<S: IterableDataset, B: Send + 'static> Source for Stream<S, B> {
     }
 
     fn items(&self, _: &Reading) -> Option<usize> {
-        self.dataset.len()
+        self.dataset.length()
     }
 }
 

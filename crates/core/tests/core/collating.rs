@@ -112,7 +112,7 @@ impl IterableDataset for Pairs {
         ))
     }
 
-    fn len(&self) -> Option<usize> {
+    fn length(&self) -> Option<usize> {
         Some(3)
     }
 }

@@ -34,7 +34,6 @@ fn lines_of_several_files_are_read_in_order_in_every_epoch() {
     })
     .into_iter()
     .enumerate()
-    .map(|(rank, epochs)| (rank, epochs))
     {
         let (rank, epochs) = batches;
         let expected = [["one", "three"], ["", "four"]][rank];

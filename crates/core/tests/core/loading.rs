@@ -329,6 +329,35 @@ fn a_seed_shuffles_as_accelerates_seedable_sampler() {
     assert_eq!(rows.len(), 21);
 }
 
+#[test]
+fn the_last_batch_of_a_stream_is_known_as_such_without_its_length() {
+    for world in 1..=3 {
+        for dispatch in [false, true] {
+            for (samples, drop_last) in [
+                (16 * world, false),
+                (16 * world, true),
+                (16 * world + 1, true),
+                (12 * world + 1, false),
+            ] {
+                on_ranks(world, |communicator| {
+                    let acc = accelerator(communicator);
+                    let stream = DataLoader::stream_with(NumberStream(samples), 4, |samples, _| Ok(samples));
+                    let stream = stream.drop_last(drop_last).dispatch_batches(dispatch);
+                    let mut loader = acc.prepare_loader(stream).unwrap();
+                    for _ in 0..2 {
+                        let flags = (&mut loader).into_iter().map(|batch| {
+                            batch.unwrap();
+                            acc.end_of_dataloader()
+                        });
+                        assert_eq!(flags.collect::<Vec<_>>(), [false, false, false, true]);
+                    }
+                    assert!(!acc.end_of_dataloader());
+                });
+            }
+        }
+    }
+}
+
 fn refusal(communicator: Arc<dyn Communicator>, loader: DataLoader<Numbers>) -> String {
     let error = accelerator(communicator).prepare_loader(loader).unwrap_err();
     assert!(matches!(error, Error::Loader { .. }), "{error}");

@@ -34,7 +34,7 @@ fn rows_are_those_that_pyarrow_wrote_whole_or_some_columns_of_them() {
         row(Some("fünf"), 5, &[7], 3.25),
     ];
     let rows = ParquetRows::<Row>::open([file(), file()], &[]).unwrap();
-    assert_eq!(rows.len(), Some(10));
+    assert_eq!(rows.length(), Some(10));
     assert_eq!(rows.read_all().unwrap(), [expected.clone(), expected].concat());
     let numbers = ParquetRows::<serde_json::Value>::open([file()], &["number"]).unwrap();
     assert_eq!(numbers.read_all().unwrap()[4], serde_json::json!({"number": 5}));

@@ -309,6 +309,44 @@ fn what_is_random_in_a_data_set_follows_from_seed_epoch_rank_and_batch_alone() {
     assert_eq!(all.len(), 2 * 2 * 24, "no two draws are the same");
 }
 
+/// A stream of numbers in random order.
+#[derive(Clone)]
+struct Random;
+
+impl IterableDataset for Random {
+    type Sample = usize;
+
+    fn samples(&self, _: u64) -> Result<SampleIterator<usize>, DataError> {
+        Ok(Box::new((0..12).map(|_| Ok(RandomState::draw_key() as usize))))
+    }
+}
+
+#[test]
+fn what_is_random_in_a_stream_is_the_same_on_all_ranks_that_read_it() {
+    let of = |world: usize, ahead, dispatch| {
+        let ranks = on_ranks(world, |communicator| {
+            // What ranks draw otherwise is another on each.
+            RandomState::seed(communicator.rank() as u64);
+            let loader = DataLoader::stream_with(Random, 1, |samples, _| Ok(samples)).prefetch(ahead);
+            let acc = accelerator(communicator);
+            let mut loader = acc.prepare_loader(loader.dispatch_batches(dispatch)).unwrap();
+            [epoch(&mut loader).concat(), epoch(&mut loader).concat()]
+        });
+        [0, 1].map(|epoch| {
+            (0..12)
+                .map(|at| ranks[at % world][epoch][at / world])
+                .collect::<Vec<_>>()
+        })
+    };
+    let alone = of(1, 0, false);
+    assert_ne!(alone[0], alone[1]);
+    for world in 1..=3 {
+        for (ahead, dispatch) in [(0, false), (2, false), (2, true)] {
+            assert_eq!(of(world, ahead, dispatch), alone);
+        }
+    }
+}
+
 #[test]
 fn dispatched_tensors_arrive_with_shape_dtype_and_bits() {
     let of = |numbers: &[f32]| {

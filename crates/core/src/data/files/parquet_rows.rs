@@ -65,7 +65,7 @@ impl<T: DeserializeOwned + Clone + Send + 'static> IterableDataset for ParquetRo
         Ok(Box::new(rows))
     }
 
-    fn len(&self) -> Option<usize> {
+    fn length(&self) -> Option<usize> {
         Some(self.rows)
     }
 }
