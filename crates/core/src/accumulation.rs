@@ -1,19 +1,24 @@
 //! Where a loop stands within its gradient accumulation window.
 
+use crate::data::BatchFacts;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The state of gradient accumulation, shared by accelerator, optimizer, scheduler and loader.
 ///
-/// A window has `steps` micro-batches; the last batch of a loader ends it early.
+/// A window has `steps` micro-batches; the last batch of a loader ends it early, unless that is switched off.
 #[derive(Debug)]
 pub struct Accumulation {
     steps: u64,
+    sync_with_dataloader: bool,
     begun: AtomicU64,
     last_of_loader: AtomicBool,
     synchronises: AtomicBool,
     announced: AtomicBool,
     /// What this rank's losses are multiplied with, as the bits of an f64.
     weight: AtomicU64,
+    /// The batch that the innermost loop over a loader is at.
+    batch: Mutex<Option<BatchFacts>>,
 }
 
 impl Accumulation {
@@ -21,12 +26,21 @@ impl Accumulation {
     pub fn new(steps: u64) -> Self {
         Self {
             steps: steps.max(1),
+            sync_with_dataloader: true,
             begun: AtomicU64::new(0),
             last_of_loader: AtomicBool::new(false),
             synchronises: AtomicBool::new(true),
             announced: AtomicBool::new(false),
             weight: AtomicU64::new(1f64.to_bits()),
+            batch: Mutex::new(None),
         }
+    }
+
+    /// Sets whether the last batch of a loader ends a window that is not full.
+    #[must_use]
+    pub fn sync_with_dataloader(mut self, sync: bool) -> Self {
+        self.sync_with_dataloader = sync;
+        self
     }
 
     /// Returns the number of micro-batches in a window.
@@ -50,7 +64,7 @@ impl Accumulation {
     }
 
     pub(crate) fn begin_micro_batch(&self) {
-        let begun = if self.last_of_loader.load(Relaxed) {
+        let begun = if self.sync_with_dataloader && self.last_of_loader.load(Relaxed) {
             // The window ends here; the next loader starts a new one.
             self.begun.store(0, Relaxed);
             self.steps
@@ -66,19 +80,36 @@ impl Accumulation {
         OuterLoop {
             last_of_loader: self.last_of_loader.swap(false, Relaxed),
             announced: self.announced.swap(false, Relaxed),
+            batch: self.batch().take(),
         }
     }
 
     /// Notes that a loader gives its next batch, which must be announced anew.
-    pub(crate) fn begin_batch(&self, last: bool) {
-        self.last_of_loader.store(last, Relaxed);
+    pub(crate) fn begin_batch(&self, batch: BatchFacts) {
+        self.last_of_loader.store(batch.last, Relaxed);
         self.announced.store(false, Relaxed);
+        *self.batch() = Some(batch);
+    }
+
+    /// Returns what is known of the batch that the innermost loop over a loader is at.
+    pub(crate) fn current_batch(&self) -> Option<BatchFacts> {
+        *self.batch()
+    }
+
+    fn batch(&self) -> MutexGuard<'_, Option<BatchFacts>> {
+        self.batch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a loader has no more batches.
+    pub(crate) fn end_batches(&self) {
+        *self.batch() = None;
     }
 
     /// Ends the loop over a loader that `enter_loader` began.
     pub(crate) fn leave_loader(&self, outer: OuterLoop) {
         self.last_of_loader.store(outer.last_of_loader, Relaxed);
         self.announced.store(outer.announced, Relaxed);
+        *self.batch() = outer.batch;
     }
 
     pub(crate) fn is_announced(&self) -> bool {
@@ -91,11 +122,23 @@ impl Accumulation {
 pub(crate) struct OuterLoop {
     last_of_loader: bool,
     announced: bool,
+    batch: Option<BatchFacts>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::Accumulation;
+    use crate::data::BatchFacts;
+
+    fn batch(last: bool) -> BatchFacts {
+        BatchFacts {
+            rows: 1,
+            fresh: 1,
+            fresh_together: 1,
+            last,
+            complete: true,
+        }
+    }
 
     #[test]
     fn every_nth_micro_batch_and_the_last_of_a_loader_end_a_window() {
@@ -103,7 +146,7 @@ mod tests {
         let mut flags = Vec::new();
         for _epoch in 0..2 {
             for batch in 0..5 {
-                accumulation.begin_batch(batch == 4);
+                accumulation.begin_batch(self::batch(batch == 4));
                 accumulation.begin_micro_batch();
                 flags.push(accumulation.synchronises());
             }
@@ -117,10 +160,10 @@ mod tests {
         let accumulation = Accumulation::new(2);
         let training = accumulation.enter_loader();
         for last in [false, true] {
-            accumulation.begin_batch(last);
+            accumulation.begin_batch(batch(last));
             accumulation.begin_micro_batch();
             let evaluation = accumulation.enter_loader();
-            accumulation.begin_batch(!last);
+            accumulation.begin_batch(batch(!last));
             assert!(!accumulation.is_announced());
             accumulation.leave_loader(evaluation);
             assert!(accumulation.is_announced());

@@ -41,6 +41,14 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Sets whether the last batch of a loader ends an accumulation window that is not full, as it does by default. Without,
+    /// windows go on into the next epoch.
+    #[must_use]
+    pub fn sync_with_dataloader(mut self, sync: bool) -> Self {
+        self.program.sync_with_dataloader = Some(sync);
+        self
+    }
+
     /// Sets the seed of shuffling and of each rank's [`RandomState`](crate::RandomState); 0 by default.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {

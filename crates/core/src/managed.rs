@@ -51,7 +51,10 @@ impl ManagedAccelerator {
             engine,
             device,
             seed: Arc::new(AtomicU64::new(seed)),
-            accumulation: Arc::new(Accumulation::new(settings.batch.accumulation_steps)),
+            accumulation: Arc::new(
+                Accumulation::new(settings.batch.accumulation_steps)
+                    .sync_with_dataloader(settings.sync_with_dataloader),
+            ),
             clipping: Arc::new(StepClipping::new(settings.clipping.clone())),
             settings,
             trigger: Arc::default(),

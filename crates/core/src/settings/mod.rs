@@ -48,6 +48,8 @@ pub struct RunSettings {
     pub clipping: Clipping,
     /// How many samples make a step.
     pub batch: BatchPlan,
+    /// Whether the last batch of a loader ends an accumulation window that is not full.
+    pub sync_with_dataloader: bool,
     /// How gradients of several ranks become one.
     pub reduction: GradientReduction,
     /// Allows parameters that get no gradient.

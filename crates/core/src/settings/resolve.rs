@@ -16,6 +16,7 @@ use sconce_zero::{BackoffScaling, DiskOptions, Gathering, HysteresisScaling, Los
 #[derive(Debug, Default)]
 pub(crate) struct ProgramSettings {
     pub(crate) accumulation_steps: Option<u64>,
+    pub(crate) sync_with_dataloader: Option<bool>,
     pub(crate) mixed_precision: Option<MixedPrecision>,
     pub(crate) loss_scaling: Option<LossScaling>,
     pub(crate) gradient_clipping: Option<f64>,
@@ -152,6 +153,7 @@ impl ProgramSettings {
                 |given| given.value,
             ),
             notices,
+            sync_with_dataloader: self.sync_with_dataloader.unwrap_or(true),
             deepspeed: filled,
             fully_sharded,
         })

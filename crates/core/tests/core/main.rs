@@ -1,9 +1,13 @@
 //! The accelerator over worlds of threads, its loader, schedules and settings.
 
 mod accumulating;
-mod checkpoints;
+mod local_sgd;
+mod metrics;
+mod prefetching;
+mod processes;
 mod configured;
 mod deepspeed;
+mod files;
 mod fully_sharded;
 mod fully_sharded_training;
 mod joining;
@@ -11,7 +15,12 @@ mod learning_rates;
 mod loading;
 mod local_sgd;
 mod processes;
+mod metrics;
+#[cfg(feature = "parquet")]
+mod parquet_files;
+mod prefetching;
 mod random;
+mod resuming;
 mod run_settings;
 mod schedules;
 mod settings;
