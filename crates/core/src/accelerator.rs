@@ -178,14 +178,16 @@ impl<'a> dyn Accelerator + 'a {
     /// # Errors
     /// [`Error::Loader`] when the data cannot serve this world.
     pub fn prepare_loader<D: Source>(&self, loader: DataLoader<D>) -> Result<PreparedLoader<D>> {
-        PreparedLoader::new(
+        let loader = PreparedLoader::new(
             loader,
             self.world(),
             self.communicator(),
             self.device(),
             self.seed(),
             Arc::clone(self.accumulation()),
-        )
+        )?;
+        self.registry().add_numbered("loader", loader.position());
+        Ok(loader)
     }
 
     /// Begins a micro-batch; call it first in the loop when gradients accumulate over several.

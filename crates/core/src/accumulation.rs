@@ -91,6 +91,13 @@ impl Accumulation {
         *self.batch() = Some(batch);
     }
 
+    /// Does what [`Accumulation::begin_batch`] does with an input that may be no loader's.
+    pub(crate) fn begin_input(&self, batch: Option<BatchFacts>, last: bool) {
+        self.last_of_loader.store(last, Relaxed);
+        self.announced.store(false, Relaxed);
+        *self.batch() = batch;
+    }
+
     /// Returns what is known of the batch that the innermost loop over a loader is at.
     pub(crate) fn current_batch(&self) -> Option<BatchFacts> {
         *self.batch()

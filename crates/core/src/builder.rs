@@ -4,7 +4,7 @@ use crate::deepspeed::{DeepSpeedConfig, MixedPrecision};
 use crate::environment as variable;
 use crate::managed::ManagedAccelerator;
 use crate::settings::{Environment, ProgramSettings};
-use crate::{Accelerator, DeviceRequest, GradientCompression, Result, RunSettings};
+use crate::{Accelerator, Checkpoints, DeviceRequest, GradientCompression, Result, RunSettings};
 use candle_core::Device;
 use sconce_collectives::{Options, World, connect};
 use sconce_fsdp::FullyShardedOptions;
@@ -132,6 +132,13 @@ impl AcceleratorBuilder {
     #[must_use]
     pub fn disk(mut self, options: DiskOptions) -> Self {
         self.program.disk = Some(options);
+        self
+    }
+
+    /// Sets where numbered checkpoints are kept ([`save_checkpoint`](trait.Accelerator.html#method.save_checkpoint)).
+    #[must_use]
+    pub fn checkpoints(mut self, checkpoints: Checkpoints) -> Self {
+        self.program.checkpoints = Some(checkpoints);
         self
     }
 

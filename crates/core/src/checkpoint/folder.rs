@@ -72,7 +72,7 @@ pub(super) fn numbers(folder: &Path) -> Result<Vec<u64>, CheckpointError> {
         let number = name
             .to_str()
             .and_then(|name| name.strip_prefix(PREFIX))
-            .and_then(|number| number.parse().ok());
+            .and_then(|number| number.parse::<u64>().ok());
         numbers.extend(number);
     }
     numbers.sort_unstable();

@@ -71,6 +71,7 @@ mod files;
 mod loader;
 mod loader_state;
 mod permutation;
+mod position;
 mod prefetch;
 mod prepared;
 mod reading;

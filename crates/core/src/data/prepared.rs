@@ -1,6 +1,7 @@
 //! Loaders that serve one rank.
 
 use super::dispatch::{Dispatch, Wire, encode};
+use super::position::{LoaderPosition, Progress};
 use super::prefetch::Reader;
 use super::reading::{MadeBatch, Reading, Sampling};
 use super::{DataLoader, LoaderState, Source};
@@ -8,7 +9,7 @@ use crate::accumulation::{Accumulation, OuterLoop};
 use crate::{Error, Result};
 use candle_core::Device;
 use sconce_collectives::{Communicator, World};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 /// A loader that gives one rank its batches.
 ///
@@ -17,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct PreparedLoader<D: Source> {
     source: Arc<D>,
     settings: Settings<D>,
-    progress: Mutex<Progress>,
+    position: Arc<LoaderPosition>,
 }
 
 /// What does not change while a loader is in use.
@@ -28,18 +29,6 @@ struct Settings<D: Source> {
     dispatch: Option<Wire<D::Batch>>,
     communicator: Arc<dyn Communicator>,
     accumulation: Arc<Accumulation>,
-}
-
-/// Where a loader stands.
-#[derive(Debug, Clone, Copy)]
-struct Progress {
-    /// The epoch of the next loop.
-    epoch: u64,
-    /// Batches that the next loop passes over.
-    skip: usize,
-    seed: u64,
-    /// Epoch and batches given of the loop that was begun last, until it has ended.
-    open: Option<(u64, usize)>,
 }
 
 impl<D: Source> PreparedLoader<D> {
@@ -87,6 +76,11 @@ impl<D: Source> PreparedLoader<D> {
                 return Err(Error::Loader { reason });
             }
         }
+        let samples_per_step = match reading.sampling {
+            Sampling::Batches(_) => 0,
+            _ => deal.together(),
+        };
+        let position = LoaderPosition::new(seed, samples_per_step);
         Ok(Self {
             source: Arc::new(source),
             settings: Settings {
@@ -96,12 +90,7 @@ impl<D: Source> PreparedLoader<D> {
                 communicator: Arc::clone(communicator),
                 accumulation,
             },
-            progress: Mutex::new(Progress {
-                epoch: 0,
-                skip: 0,
-                seed,
-                open: None,
-            }),
+            position: Arc::new(position),
         })
     }
 
@@ -136,38 +125,21 @@ impl<D: Source> PreparedLoader<D> {
     /// Returns where this loader stands: within its loop the batches given so far, with that of this round of the loop;
     /// behind a loop the beginning of the next epoch, or, if it was left early, the place where it was left.
     pub fn state(&self) -> LoaderState {
-        let progress = *self.progress();
-        let (epoch, batches) = progress.open.unwrap_or((progress.epoch, progress.skip));
-        LoaderState {
-            epoch,
-            batches,
-            seed: progress.seed,
-            samples_per_step: self.samples_per_step(),
-        }
+        self.position.state()
     }
 
     /// Goes on where a state was taken: the next loop gives the batches of that epoch that were not given yet, the loops
     /// after it the next epochs.
     ///
     /// # Errors
-    /// [`Error::Loader`] when steps had another number of samples, so that batches would be others.
+    /// [`Error::Loader`] when steps had another number of samples, and those seen are no whole number of this loader's steps.
     pub fn restore(&mut self, state: LoaderState) -> Result<()> {
-        let own = self.samples_per_step();
-        if state.samples_per_step != own {
-            let reason = format!(
-                "the state was taken where all ranks together read {} samples a step, here they read {own}; resume with \
-                 the same batch size times number of ranks",
-                state.samples_per_step
-            );
-            return Err(Error::Loader { reason });
-        }
-        *self.progress() = Progress {
-            epoch: state.epoch,
-            skip: state.batches,
-            seed: state.seed,
-            open: None,
-        };
-        Ok(())
+        self.position.restore(state)
+    }
+
+    /// Returns where it stands, for checkpoints.
+    pub(crate) fn position(&self) -> Arc<LoaderPosition> {
+        Arc::clone(&self.position)
     }
 
     /// Returns what is read: the data set, or the stream.
@@ -175,16 +147,8 @@ impl<D: Source> PreparedLoader<D> {
         &self.source
     }
 
-    fn samples_per_step(&self) -> usize {
-        match self.settings.reading.sampling {
-            Sampling::Batches(_) => 0,
-            _ => self.settings.reading.deal.together(),
-        }
-    }
-
     fn progress(&self) -> MutexGuard<'_, Progress> {
-        // Nothing is left half done in there.
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        self.position.progress()
     }
 
     fn reading(&self, seed: u64, epoch: u64, skip: usize) -> Reading {

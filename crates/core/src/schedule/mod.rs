@@ -17,6 +17,7 @@ mod linear;
 mod one_cycle;
 mod one_cycle_lr;
 mod polynomial;
+mod position;
 mod range_test;
 mod step;
 mod warmup;
@@ -39,7 +40,7 @@ pub use warmup_stable_decay::{Curve, WarmupStableDecaySchedule};
 
 use crate::Optimizer;
 use crate::accumulation::Accumulation;
-use crate::optimizer::LearningRate;
+use position::SchedulePosition;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -59,8 +60,7 @@ impl<S: Schedule + ?Sized> Schedule for Box<S> {
 #[derive(Debug)]
 pub struct Scheduler<S> {
     schedule: S,
-    steps: u64,
-    learning_rate: Arc<LearningRate>,
+    position: Arc<SchedulePosition>,
     accumulation: Arc<Accumulation>,
     step_was_skipped: Arc<AtomicBool>,
 }
@@ -70,8 +70,7 @@ impl<S: Schedule> Scheduler<S> {
     pub fn new(schedule: S, optimizer: &Optimizer) -> Self {
         let scheduler = Self {
             schedule,
-            steps: 0,
-            learning_rate: optimizer.shared_learning_rate(),
+            position: Arc::new(SchedulePosition::new(optimizer.shared_learning_rate())),
             accumulation: optimizer.shared_accumulation(),
             step_was_skipped: optimizer.shared_skip(),
         };
@@ -86,7 +85,7 @@ impl<S: Schedule> Scheduler<S> {
     /// None in this version.
     pub fn step(&mut self) -> crate::Result<()> {
         if self.accumulation.synchronises() && !self.step_was_skipped.load(Relaxed) {
-            self.steps += 1;
+            self.position.advance(1);
             self.apply();
         }
         Ok(())
@@ -94,12 +93,17 @@ impl<S: Schedule> Scheduler<S> {
 
     /// Returns the learning rate of the next optimizer step.
     pub fn learning_rate(&self) -> f64 {
-        self.learning_rate.get()
+        self.position.learning_rate().get()
+    }
+
+    /// Returns how far it has come, for checkpoints.
+    pub(crate) fn position(&self) -> Arc<SchedulePosition> {
+        Arc::clone(&self.position)
     }
 
     fn apply(&self) {
-        self.learning_rate
-            .set(self.schedule.learning_rate(self.learning_rate.base(), self.steps));
+        let rate = self.position.learning_rate();
+        rate.set(self.schedule.learning_rate(rate.base(), self.position.steps()));
     }
 }
 

@@ -7,7 +7,7 @@ use super::state::StateSettings;
 use super::variables::Variables;
 use super::{BatchPlan, Clipping, RunSettings, Sharding};
 use crate::deepspeed::{DataType, DeepSpeedConfig, Fp16, MixedPrecision, Setting, Validation};
-use crate::{Error, GradientCompression, Result};
+use crate::{Checkpoints, Error, GradientCompression, Result};
 use candle_core::DType;
 use sconce_fsdp::FullyShardedOptions;
 use sconce_zero::{BackoffScaling, DiskOptions, Gathering, HysteresisScaling, LossScaling};
@@ -23,6 +23,7 @@ pub(crate) struct ProgramSettings {
     pub(crate) find_unused_parameters: Option<bool>,
     pub(crate) gradient_compression: Option<GradientCompression>,
     pub(crate) debug_mode: Option<bool>,
+    pub(crate) checkpoints: Option<Checkpoints>,
     pub(crate) bucket_bytes: Option<usize>,
     pub(crate) gathering: Option<Gathering>,
     pub(crate) disk: Option<DiskOptions>,
@@ -140,6 +141,7 @@ impl ProgramSettings {
             find_unused_parameters: self.find_unused_parameters.or(unused_in_file).unwrap_or(false),
             bucket_bytes: self.bucket_bytes.or(bucket_in_file),
             debug_mode,
+            checkpoints: self.checkpoints.clone(),
             reduce_dtype,
             power_sgd: self
                 .gradient_compression

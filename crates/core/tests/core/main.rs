@@ -1,10 +1,6 @@
 //! The accelerator over worlds of threads, its loader, schedules and settings.
 
 mod accumulating;
-mod local_sgd;
-mod metrics;
-mod prefetching;
-mod processes;
 mod configured;
 mod deepspeed;
 mod files;
@@ -14,11 +10,11 @@ mod joining;
 mod learning_rates;
 mod loading;
 mod local_sgd;
-mod processes;
 mod metrics;
 #[cfg(feature = "parquet")]
 mod parquet_files;
 mod prefetching;
+mod processes;
 mod random;
 mod resuming;
 mod run_settings;

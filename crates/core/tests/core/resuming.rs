@@ -112,7 +112,7 @@ fn a_loop_that_was_left_early_is_resumed_where_it_was_left_while_the_next_loop_i
 }
 
 #[test]
-fn a_state_brings_its_seed_and_is_refused_where_steps_have_another_number_of_samples() {
+fn a_state_brings_its_seed_and_is_refused_where_the_samples_seen_are_no_whole_number_of_steps() {
     let acc = |seed| build(AcceleratorBuilder::default().communicator(single()).seed(seed));
     let loader = |acc: &dyn Accelerator, size| {
         let loader = DataLoader::new(numbers(20), size).shuffle(true);
@@ -126,9 +126,18 @@ fn a_state_brings_its_seed_and_is_refused_where_steps_have_another_number_of_sam
     assert_eq!(epoch(&mut other), batches.collect::<Vec<_>>());
     let text = loader(&*acc(1), 4).restore(first.state()).unwrap_err().to_string();
     assert!(
-        text.contains("5 samples a step") && text.contains("they read 4"),
+        text.contains("after 1 steps of 5 samples") && text.contains("steps of 4"),
         "{text}"
     );
+    // Two steps of ten samples are four of five: the same samples have been seen.
+    let second = loader(&*acc(1), 10);
+    let rest = Vec::from_iter((&second).into_iter().map(Result::unwrap).take(1));
+    let mut smaller = loader(&*acc(7), 5);
+    smaller.restore(second.state()).unwrap();
+    let mut whole = loader(&*acc(1), 5);
+    assert_eq!(epoch(&mut whole)[..2].concat(), rest.concat());
+    whole.set_epoch(0);
+    assert_eq!(epoch(&mut smaller), epoch(&mut whole)[2..]);
 }
 
 #[test]
