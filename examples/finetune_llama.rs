@@ -48,6 +48,9 @@ struct Arguments {
     /// Micro-batches whose gradients add up to one optimizer step; by default what the launcher says, or 1.
     #[arg(long)]
     gradient_accumulation_steps: Option<u64>,
+    /// Average over all tokens of a step that have a label, instead of over the means of micro-batches.
+    #[arg(long)]
+    token_mean: bool,
     /// Highest learning rate.
     #[arg(long, default_value_t = 5e-5)]
     lr: f64,
@@ -260,7 +263,10 @@ fn train(arguments: &Arguments, acc: &dyn Accelerator, run: Run) -> Result<Model
             acc.accumulate();
             let batch = batch?;
             let loss = model.loss(&batch.tokens, &batch.labels)?;
-            acc.backward(&loss)?;
+            match arguments.token_mean {
+                true => acc.backward_weighted(&loss, Llama::predictions(&batch.labels)? as f64)?,
+                false => acc.backward(&loss)?,
+            }
             losses.push(loss.to_dtype(DType::F64)?.to_scalar::<f64>()?);
             let Some(grad_norm) = acc.clip_grad_norm(arguments.max_grad_norm)? else {
                 continue;
@@ -273,7 +279,9 @@ fn train(arguments: &Arguments, acc: &dyn Accelerator, run: Run) -> Result<Model
             let mut loss = [losses.iter().sum::<f64>() / losses.len() as f64];
             losses.clear();
             acc.communicator().all_reduce(&mut loss, ReduceOp::Mean)?;
-            acc.together(check_finite(step, loss[0], grad_norm))?;
+            // A step that overflows is skipped, and the scale of the loss lowered.
+            let used_norm = if optimizer.step_was_skipped() { 0.0 } else { grad_norm };
+            acc.together(check_finite(step, loss[0], used_norm))?;
             log.step(step, loss[0], grad_norm, lr)?;
             step += 1;
             if step == steps {

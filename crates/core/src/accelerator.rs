@@ -4,12 +4,13 @@ use crate::accumulation::Accumulation;
 use crate::checkpoint::{Background, Registry};
 use crate::data::{DataLoader, PreparedLoader, Source};
 use crate::deepspeed::{AutoValues, OptimizerSource, ScheduleSource};
+use crate::fp8::Fp8Scaling;
 use crate::schedule::Scheduler;
 use crate::{Error, Nested, Optimizer, Result, RunSettings};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
-use sconce_zero::{CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, ParameterSet, Weights};
+use sconce_zero::{Autocast, CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, ParameterSet, Weights};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::Write as _;
@@ -49,6 +50,12 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
 
     /// Returns the save that is under way behind the training.
     fn background(&self) -> &Background;
+    /// Returns the scales of layers that compute in fp8, where that is the run's precision.
+    fn fp8(&self) -> Option<&Arc<Fp8Scaling>>;
+
+    /// Takes note that something is computed within [`autocast`](trait.Accelerator.html#method.autocast).
+    #[doc(hidden)]
+    fn note_autocast(&self);
 
     /// Returns this rank's flag of [`set_trigger`](trait.Accelerator.html#method.set_trigger).
     fn trigger(&self) -> &AtomicBool;
@@ -67,7 +74,7 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
     fn for_another_model(&self, frozen: ParameterSet) -> Result<Box<dyn Accelerator>>;
 
     /// Returns a `VarBuilder` whose tensors are managed parameters, in the type of the run's precision
-    /// ([`RunSettings::compute_dtype`]) on this rank's device.
+    /// ([`RunSettings::parameter_dtype`]) on this rank's device.
     ///
     /// # Errors
     /// When the source cannot be used.
@@ -94,6 +101,18 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// A loss that is not one number, parameters that get no gradient, failures of candle and of the group.
     fn backward(&self, loss: &Tensor) -> Result<()>;
+
+    /// Back-propagates the mean loss of `weight` tokens (or samples), such that an accumulation window comes to the gradient
+    /// of the mean over all its tokens, on all ranks.
+    ///
+    /// [`Accelerator::backward`] averages the micro-batches' means: where they differ in how many tokens count, tokens of
+    /// small ones weigh more; and the short window at a loader's end is divided by the full number of micro-batches, as in
+    /// Accelerate. This does neither. A weight of 0 contributes nothing. Ranks tell each other their weights, so all of them
+    /// call it equally often; a window has weights in all its micro-batches or in none.
+    ///
+    /// # Errors
+    /// As [`Accelerator::backward`]; a weight below 0; a DeepSpeed configuration whose `gradient_allreduce_op` is a sum.
+    fn backward_weighted(&self, loss: &Tensor, weight: f64) -> Result<()>;
 
     /// Scales gradients so that their global L2 norm is at most `max_norm`; returns the norm before, or `None` inside
     /// an accumulation window, where there is nothing to clip yet. Norms are those of the loss as it is, also where it is
@@ -196,6 +215,37 @@ impl<'a> dyn Accelerator + 'a {
     /// `zero_grad` and the scheduler do nothing.
     pub fn accumulate(&self) {
         self.accumulation().begin_micro_batch();
+    }
+
+    /// Runs `work`, in which every backward keeps its gradients on this rank, also one that ends an accumulation window.
+    ///
+    /// The last backward before a step must lie outside, or follow `trigger_sync_in_backward`:
+    /// a step of gradients that are not reduced is an error. Sharded gradients (ZeRO-2 and -3, FSDP) are reduced all the same.
+    /// Where the backward runs is what counts, not where the forward did.
+    pub fn no_sync<R>(&self, work: impl FnOnce() -> R) -> R {
+        let _scope = self.accumulation().stay_local();
+        work()
+    }
+
+    /// Makes the next backward reduce all gradients held over the ranks, also inside `no_sync` and inside
+    /// an accumulation window; called by all ranks. When the optimizer steps does not change by it.
+    pub fn trigger_sync_in_backward(&self) {
+        self.accumulation().trigger();
+    }
+
+    /// Runs `work`, the forward and the loss, in which layers of [`nn`](crate::nn) compute products of f32 in the run's
+    /// precision; where [`AcceleratorBuilder::autocast`](crate::AcceleratorBuilder::autocast) is not set, it only runs `work`.
+    ///
+    /// [`nn::Linear`](crate::nn::Linear) and [`nn::causal_attention`](crate::nn::causal_attention()) round what they multiply to
+    /// bf16 (or f16) and give f32; everything else computes in f32: norms, softmax, loss, and the sums between blocks. The
+    /// backward needs no scope. The dtypes of all tensors are what they are outside, so that nothing has to be converted.
+    pub fn autocast<R>(&self, work: impl FnOnce() -> R) -> R {
+        let settings = self.settings();
+        if !settings.autocast || settings.compute_dtype() == candle_core::DType::F32 {
+            return work();
+        }
+        self.note_autocast();
+        Autocast::to(settings.compute_dtype()).during(work)
     }
 
     /// Says whether this micro-batch ends an accumulation window.

@@ -1,20 +1,27 @@
-//! Where a loop stands within its gradient accumulation window.
+//! Where a loop stands within its gradient accumulation window, and which backward reduces gradients over the ranks.
 
 use crate::data::BatchFacts;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use crate::settings::Synchronisation;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The state of gradient accumulation, shared by accelerator, optimizer, scheduler and loader.
 ///
-/// A window has `steps` micro-batches; the last batch of a loader ends it early, unless that is switched off.
+/// A window has `steps` micro-batches; the last batch of a loader ends it early, unless
+/// [`Synchronisation::with_dataloader`] says otherwise. A loop that is left by `break` leaves its window open: the next loop
+/// goes on in it.
 #[derive(Debug)]
 pub struct Accumulation {
     steps: u64,
-    sync_with_dataloader: bool,
+    rules: Synchronisation,
     begun: AtomicU64,
     last_of_loader: AtomicBool,
     synchronises: AtomicBool,
     announced: AtomicBool,
+    /// How many scopes are open in which gradients stay local.
+    local_scopes: AtomicUsize,
+    /// Whether the next backward reduces whatever else holds.
+    is_triggered: AtomicBool,
     /// What this rank's losses are multiplied with, as the bits of an f64.
     weight: AtomicU64,
     /// The batch that the innermost loop over a loader is at.
@@ -23,24 +30,19 @@ pub struct Accumulation {
 
 impl Accumulation {
     /// Makes the state for windows of `steps` micro-batches.
-    pub fn new(steps: u64) -> Self {
+    pub fn new(steps: u64, rules: Synchronisation) -> Self {
         Self {
             steps: steps.max(1),
-            sync_with_dataloader: true,
+            rules,
             begun: AtomicU64::new(0),
             last_of_loader: AtomicBool::new(false),
             synchronises: AtomicBool::new(true),
             announced: AtomicBool::new(false),
+            local_scopes: AtomicUsize::new(0),
+            is_triggered: AtomicBool::new(false),
             weight: AtomicU64::new(1f64.to_bits()),
             batch: Mutex::new(None),
         }
-    }
-
-    /// Sets whether the last batch of a loader ends a window that is not full.
-    #[must_use]
-    pub fn sync_with_dataloader(mut self, sync: bool) -> Self {
-        self.sync_with_dataloader = sync;
-        self
     }
 
     /// Returns the number of micro-batches in a window.
@@ -64,7 +66,7 @@ impl Accumulation {
     }
 
     pub(crate) fn begin_micro_batch(&self) {
-        let begun = if self.sync_with_dataloader && self.last_of_loader.load(Relaxed) {
+        let begun = if self.rules.with_dataloader && self.last_of_loader.load(Relaxed) {
             // The window ends here; the next loader starts a new one.
             self.begun.store(0, Relaxed);
             self.steps
@@ -73,6 +75,24 @@ impl Accumulation {
         };
         self.synchronises.store(begun % self.steps == 0, Relaxed);
         self.announced.store(true, Relaxed);
+    }
+
+    /// Says whether the backward that begins reduces gradients over the ranks; a trigger holds for one.
+    pub(crate) fn take_reduction(&self) -> bool {
+        let is_triggered = self.is_triggered.swap(false, Relaxed);
+        let is_local = self.local_scopes.load(Relaxed) > 0;
+        is_triggered || (!is_local && (self.rules.each_batch || self.synchronises()))
+    }
+
+    /// Makes the next backward reduce gradients.
+    pub(crate) fn trigger(&self) {
+        self.is_triggered.store(true, Relaxed);
+    }
+
+    /// Keeps gradients on this rank as long as what is returned lives.
+    pub(crate) fn stay_local(&self) -> LocalScope<'_> {
+        self.local_scopes.fetch_add(1, Relaxed);
+        LocalScope(self)
     }
 
     /// Begins a loop over a loader; loops may lie within each other, as an evaluation within training.
@@ -124,6 +144,16 @@ impl Accumulation {
     }
 }
 
+/// As long as it lives, gradients stay on this rank.
+#[derive(Debug)]
+pub(crate) struct LocalScope<'a>(&'a Accumulation);
+
+impl Drop for LocalScope<'_> {
+    fn drop(&mut self) {
+        self.0.local_scopes.fetch_sub(1, Relaxed);
+    }
+}
+
 /// Where the loop around a loop over a loader stands.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OuterLoop {
@@ -134,7 +164,7 @@ pub(crate) struct OuterLoop {
 
 #[cfg(test)]
 mod tests {
-    use super::Accumulation;
+    use super::{Accumulation, Synchronisation};
     use crate::data::BatchFacts;
 
     fn batch(last: bool) -> BatchFacts {
@@ -149,7 +179,7 @@ mod tests {
 
     #[test]
     fn every_nth_micro_batch_and_the_last_of_a_loader_end_a_window() {
-        let accumulation = Accumulation::new(3);
+        let accumulation = Accumulation::new(3, Synchronisation::default());
         let mut flags = Vec::new();
         for _epoch in 0..2 {
             for batch in 0..5 {
@@ -164,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_loop_within_a_loop_leaves_the_outer_one_where_it_stood() {
-        let accumulation = Accumulation::new(2);
+        let accumulation = Accumulation::new(2, Synchronisation::default());
         let training = accumulation.enter_loader();
         for last in [false, true] {
             accumulation.begin_batch(batch(last));

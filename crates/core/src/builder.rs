@@ -2,9 +2,11 @@
 
 use crate::deepspeed::{DeepSpeedConfig, MixedPrecision};
 use crate::environment as variable;
+use crate::fp8::Fp8Recipe;
 use crate::managed::ManagedAccelerator;
+use crate::schedule::ScheduleAdvance;
 use crate::settings::{Environment, ProgramSettings};
-use crate::{Accelerator, Checkpoints, DeviceRequest, GradientCompression, Result, RunSettings};
+use crate::{Accelerator, Checkpoints, DeviceRequest, Error, GradientCompression, Result, RunSettings};
 use candle_core::Device;
 use sconce_collectives::{Options, World, connect};
 use sconce_fsdp::FullyShardedOptions;
@@ -41,14 +43,6 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Sets whether the last batch of a loader ends an accumulation window that is not full, as it does by default. Without,
-    /// windows go on into the next epoch.
-    #[must_use]
-    pub fn sync_with_dataloader(mut self, sync: bool) -> Self {
-        self.program.sync_with_dataloader = Some(sync);
-        self
-    }
-
     /// Sets the seed of shuffling and of each rank's [`RandomState`](crate::RandomState); 0 by default.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
@@ -71,6 +65,15 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Looks for what is not finite in loss and gradients: the first parameter whose gradient is not, in the order in which
+    /// they come in, is named in an error, or in the log where such steps are skipped. Off by default; costs a pass over the
+    /// gradients.
+    #[must_use]
+    pub fn detect_anomaly(mut self, detect: bool) -> Self {
+        self.program.detect_anomaly = detect;
+        self
+    }
+
     /// Compares shapes over all ranks before every collective on tensors, and lists them if they differ; by default what
     /// the environment says, else not. Types and numbers of elements are always compared.
     #[must_use]
@@ -86,6 +89,32 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Names the parameters that are f32 whatever the run's precision; none by default. Layers of [`nn`](crate::nn) that they
+    /// belong to compute in f32, not in fp8 either, and give results of their input's type: what follows them does not change.
+    /// Layers of others get f32 parameters beside narrower inputs, which candle refuses to mix.
+    #[must_use]
+    pub fn keep_in_f32(mut self, parameters: ParameterSet) -> Self {
+        self.program.keep_in_f32 = parameters;
+        self
+    }
+
+    /// Keeps all parameters and activations f32; within [`autocast`](trait.Accelerator.html#method.autocast) layers of
+    /// [`nn`](crate::nn) compute their products in the run's precision, as PyTorch's autocast does. By default parameters
+    /// and activations have the run's precision, as in DeepSpeed.
+    #[must_use]
+    pub fn autocast(mut self, autocast: bool) -> Self {
+        self.program.autocast = autocast;
+        self
+    }
+
+    /// Sets how scales of fp8 come to be, in the place of the environment (`ACCELERATE_FP8_*`); used where the precision is
+    /// [`MixedPrecision::Fp8`].
+    #[must_use]
+    pub fn fp8(mut self, recipe: Fp8Recipe) -> Self {
+        self.program.fp8 = Some(recipe);
+        self
+    }
+
     /// Sets what the model computes in; f32 by default. Masters and optimizer state are f32 in any case.
     #[must_use]
     pub fn mixed_precision(mut self, precision: MixedPrecision) -> Self {
@@ -97,6 +126,36 @@ impl AcceleratorBuilder {
     #[must_use]
     pub fn loss_scaling(mut self, scaling: LossScaling) -> Self {
         self.program.loss_scaling = Some(scaling);
+        self
+    }
+
+    /// Makes every backward reduce gradients over the ranks, or only the last of an accumulation window; by default only the
+    /// last, and every one where gradients are sharded. See [`Synchronisation::each_batch`](crate::Synchronisation).
+    #[must_use]
+    pub fn sync_each_batch(mut self, each: bool) -> Self {
+        self.program.sync_each_batch = Some(each);
+        self
+    }
+
+    /// Lets the last batch of a loader end an accumulation window early, as it does by default, or not.
+    #[must_use]
+    pub fn sync_with_dataloader(mut self, ends: bool) -> Self {
+        self.program.sync_with_dataloader = Some(ends);
+        self
+    }
+
+    /// Ties schedulers to optimizer steps, as they are by default; if not, every call of
+    /// [`Scheduler::step`](crate::Scheduler::step) counts, also inside a window and after a step that was skipped.
+    #[must_use]
+    pub fn step_scheduler_with_optimizer(mut self, tied: bool) -> Self {
+        self.program.stepping.with_optimizer = tied;
+        self
+    }
+
+    /// Sets how far an optimizer step takes a schedule; by one by default. See [`ScheduleAdvance`].
+    #[must_use]
+    pub fn schedule_advance(mut self, advance: ScheduleAdvance) -> Self {
+        self.program.stepping.advance = advance;
         self
     }
 
@@ -222,6 +281,13 @@ impl AcceleratorBuilder {
         let timeout = self.timeout.or(seconds.map(Duration::from_secs));
         // Before ranks wait for one that has no device.
         let request = self.device.map_or_else(|| DeviceRequest::from_lookup(&lookup), Ok)?;
+        if settings.fp8.is_some() && !matches!(request, DeviceRequest::Cpu) {
+            return Err(Error::Setting {
+                setting: "mixed_precision",
+                value: "fp8".into(),
+                expected: "fp8 is emulated on the CPU only in this version; use bf16 on a GPU".into(),
+            });
+        }
         let device = request.open(&world)?;
         let folder = lookup(variable::SCONCE_FLIGHT_RECORDER).map_or_else(std::env::temp_dir, PathBuf::from);
         let options = Options {

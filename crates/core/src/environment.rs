@@ -3,8 +3,18 @@
 
 /// Gradient accumulation steps, a whole number above 0. Set by `sconce launch --gradient_accumulation_steps`.
 pub const ACCELERATE_GRADIENT_ACCUMULATION_STEPS: &str = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
-/// What the model computes in: `no` (f32), `bf16` or `fp16`. Set by `sconce launch --mixed_precision`.
+/// What the model computes in: `no` (f32), `bf16`, `fp16` or `fp8`. Set by `sconce launch --mixed_precision`.
 pub const ACCELERATE_MIXED_PRECISION: &str = "ACCELERATE_MIXED_PRECISION";
+/// Formats of fp8, where the precision is that: `HYBRID` (the default) or `E4M3`.
+pub const ACCELERATE_FP8_FORMAT: &str = "ACCELERATE_FP8_FORMAT";
+/// Room of fp8's scales above what was seen, as a power of two; 0 by default.
+pub const ACCELERATE_FP8_MARGIN: &str = "ACCELERATE_FP8_MARGIN";
+/// Backwards between two changes of fp8's scales; 1 by default.
+pub const ACCELERATE_FP8_INTERVAL: &str = "ACCELERATE_FP8_INTERVAL";
+/// How many greatest magnitudes fp8's scales remember; 1024 by default.
+pub const ACCELERATE_FP8_AMAX_HISTORY_LEN: &str = "ACCELERATE_FP8_AMAX_HISTORY_LEN";
+/// Which of them scales: `max` (the default) or `most_recent`.
+pub const ACCELERATE_FP8_AMAX_COMPUTE_ALGO: &str = "ACCELERATE_FP8_AMAX_COMPUTE_ALGO";
 /// Whether shapes are compared over all ranks before every collective on tensors: `true` or `false`. Set by
 /// `sconce launch --debug`.
 pub const ACCELERATE_DEBUG_MODE: &str = "ACCELERATE_DEBUG_MODE";

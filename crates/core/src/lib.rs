@@ -38,6 +38,7 @@ mod device;
 pub mod environment;
 mod error;
 mod executable_batch_size;
+pub mod fp8;
 mod gradient_compression;
 mod join;
 mod launch_threads;
@@ -51,6 +52,7 @@ mod processes;
 pub mod schedule;
 mod settings;
 mod shape_check;
+mod spent_losses;
 mod split;
 mod tensors;
 mod together;
@@ -69,8 +71,8 @@ pub use launch_threads::launch_threads;
 pub use local_sgd::LocalSgd;
 pub use nested::{Nested, Part, Parts};
 pub use optimizer::Optimizer;
-pub use schedule::{LinearSchedule, Schedule, Scheduler};
-pub use settings::{BatchPlan, Clipping, RunSettings, Sharding};
+pub use schedule::{LinearSchedule, Schedule, ScheduleAdvance, ScheduleStepping, Scheduler};
+pub use settings::{BatchPlan, Clipping, RunSettings, Sharding, Synchronisation};
 pub use split::Split;
 
 pub use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
@@ -79,8 +81,9 @@ pub use sconce_fsdp::{
     ReshardAfterForward, StateDictType, WrapPolicy,
 };
 pub use sconce_zero::{
-    Adagrad, Adam, AdamW, BackoffScaling, CandleOptimizer, DataParallel, DiskOptions, Engine, EngineOptions, Gathered,
-    Gathering, HysteresisScaling, Lion, LocalTensor, LossScaling, MemoryReport, Offloaded, OptimizerRule,
-    ParameterGroups, ParameterInfo, ParameterSet, Placement, PowerSgd, RandomState, Residence, Sgd, ShardingStrategy,
-    Tensors, Tier, Unit, UnitCandidate, UnitPolicy, WeightFiles, Weights, ZeroStage, unit, unit_of_class,
+    Adagrad, Adam, AdamW, Anomaly, Autocast, BackoffScaling, CandleOptimizer, DataParallel, DiskOptions, Engine,
+    EngineOptions, Gathered, Gathering, HysteresisScaling, Lion, LocalTensor, LossScaling, MemoryReport, Offloaded,
+    OptimizerRule, ParameterGroups, ParameterInfo, ParameterSet, Placement, PowerSgd, RandomState, Residence, Sgd,
+    ShardingStrategy, Tensors, Tier, Unit, UnitCandidate, UnitPolicy, WeightFiles, Weights, ZeroStage, unit,
+    unit_of_class,
 };

@@ -5,8 +5,10 @@ use crate::accumulation::Accumulation;
 use crate::checkpoint::{Background, Registry};
 use crate::clipping::StepClipping;
 use crate::deepspeed::GradientReduction;
-use crate::{Accelerator, Optimizer, Result, RunSettings, Sharding};
-use candle_core::{Device, Tensor};
+use crate::fp8::Fp8Scaling;
+use crate::spent_losses::SpentLosses;
+use crate::{Accelerator, Error, Optimizer, Result, RunSettings, Sharding};
+use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, Connection, Traffic, World};
 use sconce_zero::{
@@ -27,6 +29,10 @@ pub(crate) struct ManagedAccelerator {
     settings: RunSettings,
     accumulation: Arc<Accumulation>,
     clipping: Arc<StepClipping>,
+    spent_losses: SpentLosses,
+    fp8: Option<Arc<Fp8Scaling>>,
+    /// Whether something has been computed within `autocast`.
+    is_autocast: AtomicBool,
     trigger: Arc<AtomicBool>,
     registry: Arc<Registry>,
     background: Arc<Background>,
@@ -51,12 +57,15 @@ impl ManagedAccelerator {
             engine,
             device,
             seed: Arc::new(AtomicU64::new(seed)),
-            accumulation: Arc::new(
-                Accumulation::new(settings.batch.accumulation_steps)
-                    .sync_with_dataloader(settings.sync_with_dataloader),
-            ),
+            accumulation: Arc::new(Accumulation::new(
+                settings.batch.accumulation_steps,
+                settings.synchronisation,
+            )),
             clipping: Arc::new(StepClipping::new(settings.clipping.clone())),
+            fp8: scaling_of(&settings),
+            is_autocast: AtomicBool::new(false),
             settings,
+            spent_losses: SpentLosses::default(),
             trigger: Arc::default(),
             registry,
             background: Arc::default(),
@@ -82,11 +91,36 @@ impl ManagedAccelerator {
         }
     }
 
+    /// Refuses what can be no backward of this loop, before anything is changed.
+    fn check_backward(&self, loss: &Tensor) -> Result<()> {
+        check_announced(&self.accumulation)?;
+        self.spent_losses.check(loss.id())?;
+        if self.settings.autocast && self.settings.compute_dtype() != DType::F32 && !self.is_autocast.load(Relaxed) {
+            return Err(Error::Order {
+                what: "backward",
+                hint: "the run is set to autocast, and nothing has been computed within it, but in f32; compute the loss in \
+                       accelerator.autocast(|| ..)"
+                    .into(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes note of a backward that has been.
+    fn end_backward(&self, loss: &Tensor) -> Result<()> {
+        self.spent_losses.spend(loss.id());
+        match &self.fp8 {
+            Some(scaling) => scaling.update(&**self.communicator()),
+            None => Ok(()),
+        }
+    }
+
     fn optimizer(&self, learning_rate: f64) -> Optimizer {
         Optimizer::new(
             Arc::clone(&self.engine),
             Arc::clone(&self.accumulation),
             Arc::clone(&self.clipping),
+            self.settings.stepping,
             learning_rate,
         )
     }
@@ -116,6 +150,14 @@ impl Accelerator for ManagedAccelerator {
 
     fn settings(&self) -> &RunSettings {
         &self.settings
+    }
+
+    fn fp8(&self) -> Option<&Arc<Fp8Scaling>> {
+        self.fp8.as_ref()
+    }
+
+    fn note_autocast(&self) {
+        self.is_autocast.store(true, Relaxed);
     }
 
     fn accumulation(&self) -> &Arc<Accumulation> {
@@ -153,6 +195,9 @@ impl Accelerator for ManagedAccelerator {
             settings: self.settings.clone(),
             accumulation: Arc::clone(&self.accumulation),
             clipping: Arc::new(StepClipping::new(self.settings.clipping.clone())),
+            spent_losses: SpentLosses::default(),
+            fp8: scaling_of(&self.settings),
+            is_autocast: AtomicBool::new(false),
             trigger: Arc::clone(&self.trigger),
             registry: Arc::clone(&self.registry),
             background: Arc::clone(&self.background),
@@ -161,8 +206,12 @@ impl Accelerator for ManagedAccelerator {
     }
 
     fn var_builder(&self, weights: Weights) -> Result<VarBuilder<'static>> {
-        let dtype = self.settings.compute_dtype();
-        Ok(self.engine.var_builder(weights, dtype, &self.device)?)
+        let dtype = self.settings.parameter_dtype();
+        let vb = self.engine.var_builder(weights, dtype, &self.device)?;
+        Ok(match &self.fp8 {
+            Some(scaling) => crate::fp8::with_scaling(vb, Arc::clone(scaling)),
+            None => vb,
+        })
     }
 
     fn prepare_optimizer(&self, rule: Box<dyn OptimizerRule>) -> Result<Optimizer> {
@@ -181,7 +230,7 @@ impl Accelerator for ManagedAccelerator {
     }
 
     fn backward(&self, loss: &Tensor) -> Result<()> {
-        check_announced(&self.accumulation)?;
+        self.check_backward(loss)?;
         let steps = self.accumulation.steps() as f64;
         let divisor = match self.settings.reduction {
             GradientReduction::Mean => steps,
@@ -197,7 +246,26 @@ impl Accelerator for ManagedAccelerator {
         } else {
             (loss / (divisor / weight))?
         };
-        Ok(self.engine.backward(&scaled, self.accumulation.synchronises())?)
+        self.engine.backward(&scaled, self.accumulation.take_reduction())?;
+        self.end_backward(loss)
+    }
+
+    fn backward_weighted(&self, loss: &Tensor, weight: f64) -> Result<()> {
+        self.check_backward(loss)?;
+        if self.settings.reduction == GradientReduction::Sum {
+            return Err(Error::Order {
+                what: "backward_weighted",
+                hint:
+                    "the DeepSpeed configuration sums gradients (`gradient_allreduce_op`), and weights make means; use \
+                       backward, or \"mean\" there"
+                        .into(),
+            });
+        }
+        // Of a rank whose inputs have ended nothing counts.
+        let weight = if self.accumulation.weight() == 0.0 { 0.0 } else { weight };
+        let (reduces, completes) = (self.accumulation.take_reduction(), self.accumulation.synchronises());
+        self.engine.backward_weighted(loss, weight, reduces, completes)?;
+        self.end_backward(loss)
     }
 
     fn clip_grad_norm(&self, max_norm: f64) -> Result<Option<f64>> {
@@ -229,6 +297,12 @@ impl Accelerator for ManagedAccelerator {
     fn state_dict(&self) -> Result<Vec<(String, Tensor)>> {
         Ok(self.engine.tensors(self.world.is_main())?)
     }
+}
+
+/// Makes the scaling of one model.
+fn scaling_of(settings: &RunSettings) -> Option<Arc<Fp8Scaling>> {
+    let recipe = settings.fp8.clone()?;
+    Some(Arc::new(Fp8Scaling::new(recipe)))
 }
 
 /// Lets what is random on this rank begin anew.

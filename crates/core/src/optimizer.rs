@@ -3,6 +3,7 @@
 use crate::Result;
 use crate::accumulation::Accumulation;
 use crate::clipping::StepClipping;
+use crate::schedule::ScheduleStepping;
 use sconce_zero::{Engine, Stepped};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -13,6 +14,7 @@ pub struct Optimizer {
     engine: Arc<Engine>,
     accumulation: Arc<Accumulation>,
     clipping: Arc<StepClipping>,
+    stepping: ScheduleStepping,
     learning_rate: Arc<LearningRate>,
     step_was_skipped: Arc<AtomicBool>,
 }
@@ -43,6 +45,7 @@ impl Optimizer {
         engine: Arc<Engine>,
         accumulation: Arc<Accumulation>,
         clipping: Arc<StepClipping>,
+        stepping: ScheduleStepping,
         base: f64,
     ) -> Self {
         let learning_rate = Arc::new(LearningRate {
@@ -53,6 +56,7 @@ impl Optimizer {
             engine,
             accumulation,
             clipping,
+            stepping,
             learning_rate,
             step_was_skipped: Arc::default(),
         }
@@ -113,6 +117,14 @@ impl Optimizer {
     /// Sets the learning rate of the next step; a scheduler overwrites it when it steps.
     pub fn set_learning_rate(&mut self, learning_rate: f64) {
         self.learning_rate.set(learning_rate);
+    }
+
+    pub(crate) fn schedule_stepping(&self) -> ScheduleStepping {
+        self.stepping
+    }
+
+    pub(crate) fn world_size(&self) -> usize {
+        self.engine.communicator().size()
     }
 
     pub(crate) fn shared_learning_rate(&self) -> Arc<LearningRate> {

@@ -1,18 +1,19 @@
 //! The engine: one model's parameters, gradients and optimizer on one rank.
 
 mod agreement;
+mod backward;
 mod checkpoint;
 mod local_steps;
 
 pub(crate) use checkpoint::Reading;
 
-use crate::backward_scope::BackwardScope;
+use crate::anomaly::AnomalyWatch;
 use crate::candle_optimizer::{CandleOptimizer, SharesInVariables};
 use crate::device::{Intent, Staging};
 use crate::gathered::Gathered;
 use crate::gradients::{Gradients, bytes_of};
-use crate::layout::{BucketLayout, buckets};
-use crate::loss_guard::{LossGuard, scaled};
+use crate::layout::BucketLayout;
+use crate::loss_guard::LossGuard;
 use crate::mesh::Mesh;
 use crate::optimizer::{assign, in_range, warn_of_empty};
 use crate::parameter::{Home, Parameter};
@@ -22,17 +23,14 @@ use crate::storage::is_managed_dtype;
 use crate::units::Units;
 use crate::var_builder::ManagedBackend;
 use crate::{
-    DiskOptions, EngineOptions, Error, LocalTensor, LossScaleState, MemoryReport, Norm, OptimizerRule, ParameterInfo,
-    ParameterSet, PowerSgd, Residence, Result, ShardingStrategy, Stepped, Tier, Weights,
+    Anomaly, DiskOptions, EngineOptions, Error, LocalTensor, LossScaleState, MemoryReport, Norm, OptimizerRule,
+    ParameterInfo, ParameterSet, PowerSgd, Residence, Result, ShardingStrategy, Stepped, Tier, Weights,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, Traffic};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// Stack for the backward pass: candle's backward recurses over the graph, some 200 bytes to a few KiB a node.
-const BACKWARD_STACK: usize = 512 << 20;
 
 /// One model's managed parameters, their gradients and their optimizer.
 ///
@@ -56,6 +54,7 @@ pub struct Engine {
 #[derive(Debug)]
 struct Options {
     find_unused_parameters: bool,
+    detect_anomaly: bool,
     first_bucket_bytes: usize,
     bucket_bytes: usize,
     reduce_dtype: DType,
@@ -95,12 +94,15 @@ impl Engine {
         let staging = Arc::new(Staging::new(options.emulate_device));
         let parameters = Arc::new(Parameters::new(
             Arc::clone(&strategy),
-            options.frozen,
+            (options.frozen, options.keep_in_f32),
             (options.units, options.recompute),
             mesh.place(),
             Arc::clone(&staging),
         ));
         let gradients = Arc::new(Gradients::new(Arc::clone(&staging)));
+        if options.detect_anomaly {
+            gradients.watch(AnomalyWatch::new(!loss_guard.skips()));
+        }
         let units = Units::new(
             Arc::clone(&mesh.shard),
             options.gathering,
@@ -114,6 +116,7 @@ impl Engine {
             strategy,
             options: Options {
                 find_unused_parameters: options.find_unused_parameters,
+                detect_anomaly: options.detect_anomaly,
                 first_bucket_bytes: options.first_bucket_bytes,
                 bucket_bytes: options.bucket_bytes,
                 reduce_dtype: options.reduce_dtype,
@@ -382,36 +385,6 @@ impl Engine {
         Ok(learning_rate)
     }
 
-    /// Back-propagates a loss of one element; with `synchronise` the gradients become the mean over all ranks.
-    ///
-    /// Gradients add up until [`Engine::zero_grad`], or a step that is skipped. With loss scaling the loss is multiplied
-    /// first, in f32 at least, and the gradients are divided by that same number wherever they are used or shown. All
-    /// losses between two calls of `zero_grad` are multiplied by one scale. A loss of f16 bears no scale of 65520 or
-    /// more: make it f32 in the model.
-    ///
-    /// # Errors
-    /// [`Error::LossShape`]; [`Error::NoGradient`] when a parameter is not reached and that is not allowed; failures of
-    /// candle and of the group.
-    pub fn backward(&self, loss: &Tensor, synchronise: bool) -> Result<()> {
-        if loss.elem_count() != 1 {
-            return Err(Error::LossShape {
-                shape: loss.dims().to_vec(),
-            });
-        }
-        let synchronise = synchronise && !self.steps_locally.load(Relaxed);
-        let _span = tracing::debug_span!("backward", synchronise).entered();
-        self.units.explain_loss(loss);
-        let outcome = stacker::maybe_grow(BACKWARD_STACK / 2, BACKWARD_STACK, || {
-            self.backward_here(loss, synchronise)
-        });
-        if let Err(error) = &outcome {
-            self.gradients.fail();
-            // Peers may wait for buckets that will never come.
-            self.mesh.abort(&error.to_string());
-        }
-        outcome
-    }
-
     /// Scales the gradients held so that their global L2 norm is at most `max_norm`; returns the norm before.
     ///
     /// The factor is `min(1, max_norm / (norm + 1e-6))`, as in PyTorch; a norm that is not a number makes all gradients
@@ -512,6 +485,12 @@ impl Engine {
         self.loss_guard().skipped()
     }
 
+    /// Returns the first gradient of the last backward on this rank that was not finite, where
+    /// [`EngineOptions::detect_anomaly`] is set.
+    pub fn last_anomaly(&self) -> Option<Anomaly> {
+        self.gradients.anomaly()
+    }
+
     /// Returns what a checkpoint keeps of the loss scale; `None` without loss scaling.
     pub fn loss_scale_state(&self) -> Option<LossScaleState> {
         self.loss_guard().state()
@@ -563,76 +542,6 @@ impl Engine {
             })
         };
         self.gradients.exchange_parts(own_part, take)
-    }
-
-    fn backward_here(&self, loss: &Tensor, synchronise: bool) -> Result<()> {
-        if !self.gradients.is_laid_out() {
-            self.lay_out(loss)?;
-        }
-        let scale = self.loss_guard().scale();
-        let to_come = self.units.gradients_to_come(loss);
-        let scale = self.gradients.begin(synchronise, scale, to_come)?;
-        let scope = BackwardScope::enter(&self.gradients);
-        if let Err(error) = scaled(loss, scale)?.backward() {
-            return Err(self.gradients.take_failure().unwrap_or(Error::Candle(error)));
-        }
-        scope.others().iter().try_for_each(|units| units.end_backward())?;
-        drop(scope);
-        if !self.options.find_unused_parameters {
-            self.fail_for_unused(&self.gradients.missing())?;
-        }
-        self.units.end_backward()?;
-        self.gradients.finish(self.options.find_unused_parameters)
-    }
-
-    /// Lays the buckets out in the order in which rank 0's graph makes gradients ready.
-    fn lay_out(&self, loss: &Tensor) -> Result<()> {
-        self.units.make_ready()?;
-        let parameters = self.parameters.all();
-        let mut order = Vec::new();
-        for parameter in self.units.gradients_of(loss) {
-            if !order.contains(&parameter) {
-                order.push(parameter);
-            }
-        }
-        let trained = (0..parameters.len()).filter(|number| parameters[*number].is_trained);
-        let mut rest: Vec<usize> = trained.filter(|number| !order.contains(number)).collect();
-        if !self.options.find_unused_parameters {
-            self.fail_for_unused(&rest)?;
-        }
-        rest.sort_by(|a, b| parameters[*a].info.name.cmp(&parameters[*b].info.name));
-        order.extend(rest);
-        let mut agreed: Vec<u32> = order.iter().map(|number| *number as u32).collect();
-        self.mesh.world.broadcast(&mut agreed, 0)?;
-        self.lay_out_as(agreed.iter().map(|number| *number as usize).collect())
-    }
-
-    /// Lays the buckets out in an order that all ranks know, of all trained parameters.
-    fn lay_out_as(&self, order: Vec<usize>) -> Result<()> {
-        let parameters = self.parameters.all();
-        let layouts = buckets(
-            &order,
-            &parameters,
-            self.mesh.shard.size(),
-            self.options.first_bucket_bytes,
-            self.options.bucket_bytes,
-        );
-        let shapes = Vec::from_iter(parameters.iter().map(|parameter| parameter.info.shape.clone()));
-        let sent_as = (self.options.reduce_dtype, self.options.power_sgd.as_ref());
-        self.gradients.lay_out(&self.mesh, (order, layouts), &shapes, sent_as)
-    }
-
-    fn fail_for_unused(&self, numbers: &[usize]) -> Result<()> {
-        let parameters = self.parameters.all();
-        let trained = numbers
-            .iter()
-            .map(|number| &parameters[*number])
-            .filter(|p| p.is_trained);
-        let names: Vec<_> = trained.map(|parameter| parameter.info.name.clone()).collect();
-        if names.is_empty() {
-            return Ok(());
-        }
-        Err(Error::NoGradient { names })
     }
 
     fn loss_guard(&self) -> MutexGuard<'_, LossGuard> {

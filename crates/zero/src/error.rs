@@ -103,6 +103,24 @@ pub enum Error {
         /// The loss's shape.
         shape: Vec<usize>,
     },
+    /// The loss is not finite, and anomalies are looked for.
+    #[error(
+        "the loss is {value}: what is not finite arose in the forward pass or in the data; look at the input, and at the \
+         results of the model's blocks in turn"
+    )]
+    LossAnomaly {
+        /// The loss.
+        value: f64,
+    },
+    /// A gradient is not finite, and anomalies are looked for.
+    #[error(
+        "{anomaly}. Gradients come in from the loss towards the inputs: look at the ops between the loss and the outputs of \
+         this parameter's layer"
+    )]
+    GradientAnomaly {
+        /// Which, and how.
+        anomaly: crate::Anomaly,
+    },
     /// Some parameters got no gradient.
     #[error(
         "{} parameter(s) got no gradient: {}. The usual cause is a candle op without backward between them and the \

@@ -40,19 +40,22 @@ mod exchange;
 mod measures;
 mod power_sgd;
 mod reduction;
+mod window;
 
 pub(crate) use exchange::bytes_of;
 pub(crate) use power_sgd::Compression;
 pub use power_sgd::PowerSgd;
 use reduction::Reduction;
 
+use crate::anomaly::AnomalyWatch;
 use crate::bucket::{Bucket, Held, Memory};
 use crate::device::Staging;
 use crate::layout::BucketLayout;
 use crate::mesh::Mesh;
 use crate::overflow::{Finiteness, is_finite};
 use crate::storage::{Elements, is_managed_dtype};
-use crate::{Error, Residence, Result};
+use crate::weighted_mean::WeightedMean;
+use crate::{Error, ParameterInfo, Residence, Result};
 use candle_core::{CpuStorage, DType, Storage, Tensor};
 use rayon::prelude::*;
 use sconce_collectives::{Buffer, Communicator, ReduceOp};
@@ -86,6 +89,9 @@ struct State {
     buckets: Vec<Bucket>,
     /// The parameters in the order that the layout follows.
     order: Vec<usize>,
+    parameters: Vec<Arc<ParameterInfo>>,
+    /// Where gradients that are not finite are looked for.
+    watch: Option<AnomalyWatch>,
     /// Bucket and slot of every parameter.
     places: Vec<(usize, usize)>,
     /// Buffers for sharded gradients that are free.
@@ -98,6 +104,8 @@ struct State {
     /// What the losses were multiplied with that the gradients held come from.
     loss_scale: f64,
     finiteness: Finiteness,
+    /// What the gradients held weigh, where their losses were given weights.
+    mean: Option<WeightedMean>,
     /// Buckets that have left in this backward.
     left: usize,
     synchronise: bool,
@@ -139,18 +147,19 @@ impl Gradients {
         self.lock().mesh.is_some()
     }
 
-    /// Allocates the buckets of parameters of these shapes; called by all ranks with one layout.
+    /// Allocates the buckets of these parameters; called by all ranks with one layout.
     pub(crate) fn lay_out(
         &self,
         mesh: &Arc<Mesh>,
         (order, layouts): (Vec<usize>, Vec<BucketLayout>),
-        shapes: &[Vec<usize>],
+        parameters: Vec<Arc<ParameterInfo>>,
         (reduce_dtype, compression): (DType, Option<&PowerSgd>),
     ) -> Result<()> {
+        let shapes = Vec::from_iter(parameters.iter().map(|parameter| parameter.shape.clone()));
         let mut state = self.lock();
         state.reduce_dtype = Some(reduce_dtype);
         state.order = order;
-        state.places = vec![(0, 0); shapes.len()];
+        state.places = vec![(0, 0); parameters.len()];
         let passing = layouts
             .iter()
             .filter(|layout| layout.placement.gradient == Residence::Sharded)
@@ -181,12 +190,13 @@ impl Gradients {
                         expected: "data parallelism: sharded gradients and states are not compressed",
                     });
                 }
-                let state = Compression::new(settings, &bucket.layout, shapes);
+                let state = Compression::new(settings, &bucket.layout, &shapes);
                 bucket.compression = Some(Arc::new(Mutex::new(state)));
             }
             state.buckets.push(bucket);
         }
-        state.holds = vec![false; shapes.len()];
+        state.holds = vec![false; parameters.len()];
+        state.parameters = parameters;
         (state.scale, state.loss_scale) = (1.0, 1.0);
         state.mesh = Some(Arc::clone(mesh));
         Ok(())
@@ -212,6 +222,7 @@ impl Gradients {
         state.arrived = vec![false; state.places.len()];
         state.to_come = to_come.unwrap_or_else(|| vec![1; state.places.len()]);
         state.failure = None;
+        state.watch.iter_mut().for_each(AnomalyWatch::begin);
         for bucket in &mut state.buckets {
             bucket.missing = bucket.layout.slots.len();
         }
@@ -401,6 +412,7 @@ impl State {
         self.buckets.iter_mut().for_each(|bucket| bucket.shard_holds = false);
         self.scale = 1.0;
         self.finiteness = Finiteness::default();
+        self.mean = None;
         if self.phase != Phase::Failed {
             self.phase = Phase::Empty;
         }
@@ -479,6 +491,7 @@ impl State {
 
     /// Puts a parameter's gradient into its place, or adds it to what is there.
     fn put(&mut self, parameter: usize, values: Elements<'_>) -> Result<()> {
+        self.look_at(parameter, &values)?;
         let number = self.places[parameter].0;
         // A buffer that is passed on holds this backward's gradients only.
         let is_first = if self.buckets[number].is_sharded() {

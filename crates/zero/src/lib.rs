@@ -23,6 +23,8 @@
 
 #![deny(unsafe_code)]
 
+mod anomaly;
+mod autocast;
 mod backward_scope;
 mod bucket;
 mod candle_optimizer;
@@ -61,8 +63,11 @@ mod unit;
 mod unit_policy;
 mod units;
 mod var_builder;
+mod weighted_mean;
 mod weights;
 
+pub use anomaly::Anomaly;
+pub use autocast::Autocast;
 pub use candle_optimizer::CandleOptimizer;
 pub use disk::{DiskState, DiskValues};
 pub use engine::Engine;

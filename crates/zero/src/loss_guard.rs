@@ -70,5 +70,9 @@ pub(crate) fn scaled(loss: &Tensor, scale: f64) -> Result<Tensor> {
         DType::BF16 | DType::F16 => loss.to_dtype(DType::F32)?,
         _ => loss.clone(),
     };
+    if scale == 0.0 {
+        // candle takes a factor of 0 for the end of the graph, and parameters would get no gradient.
+        return Ok((&loss * loss.zeros_like()?)?);
+    }
     Ok((loss * scale)?)
 }

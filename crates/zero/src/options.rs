@@ -15,6 +15,8 @@ pub struct EngineOptions {
     pub shard_group: Option<usize>,
     /// Parameters that are not trained: they get no gradient and no optimizer state, but are sharded and saved as others.
     pub frozen: ParameterSet,
+    /// Parameters that are f32 whatever dtype the model asks for.
+    pub keep_in_f32: ParameterSet,
     /// Which of the parts that the model declares become units; all by default. The parameters of others belong to the
     /// part around them; where there is none, they are whole on every rank.
     pub units: UnitPolicy,
@@ -28,6 +30,10 @@ pub struct EngineOptions {
     pub skip_nonfinite: bool,
     /// Allows parameters that get no gradient; they are not updated in a step in which no rank used them.
     pub find_unused_parameters: bool,
+    /// Looks for what is not finite, as PyTorch's `detect_anomaly`: a loss that is not is an error, and so is the first
+    /// gradient of a backward that is not, by the parameter's name. Where steps with such gradients are skipped, they are only
+    /// noted ([`Engine::last_anomaly`](crate::Engine::last_anomaly)) and logged. Costs a pass over the gradients.
+    pub detect_anomaly: bool,
     /// Size at which the first gradient bucket is closed, in bytes.
     pub first_bucket_bytes: usize,
     /// Size at which the other gradient buckets are closed, in bytes.
@@ -57,11 +63,13 @@ impl Default for EngineOptions {
             strategy: Box::new(DataParallel),
             shard_group: None,
             frozen: ParameterSet::none(),
+            keep_in_f32: ParameterSet::none(),
             units: UnitPolicy::all(),
             recompute: UnitPolicy::none(),
             loss_scaling: None,
             skip_nonfinite: false,
             find_unused_parameters: false,
+            detect_anomaly: false,
             first_bucket_bytes: 1 << 20,
             bucket_bytes: 25 << 20,
             reduce_dtype: DType::F32,

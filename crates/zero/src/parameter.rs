@@ -34,6 +34,8 @@ pub(crate) struct Parameter {
     pub(crate) tensor: ManagedTensor,
     pub(crate) placement: Placement,
     pub(crate) is_trained: bool,
+    /// Whether it is f32 whatever dtype was asked for.
+    pub(crate) is_kept_in_f32: bool,
     pub(crate) home: Home,
     /// Where the values came from; ranks may differ in it unless each has only its share.
     pub(crate) origin: String,

@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 pub(crate) struct Parameters {
     strategy: Arc<dyn ShardingStrategy>,
     frozen: ParameterSet,
+    kept_in_f32: ParameterSet,
     chosen: UnitPolicy,
     recomputed: UnitPolicy,
     rank: usize,
@@ -53,7 +54,7 @@ struct OpenPart {
 pub(crate) struct PartKind {
     pub(crate) is_unit: bool,
     pub(crate) is_recomputed: bool,
-    /// The dtype of its first parameter.
+    /// The dtype of its first parameter that is not kept in f32.
     pub(crate) dtype: Option<DType>,
 }
 
@@ -81,7 +82,7 @@ pub(crate) struct Receivers {
 impl Parameters {
     pub(crate) fn new(
         strategy: Arc<dyn ShardingStrategy>,
-        frozen: ParameterSet,
+        (frozen, kept_in_f32): (ParameterSet, ParameterSet),
         (chosen, recomputed): (UnitPolicy, UnitPolicy),
         (rank, world): (usize, usize),
         staging: Arc<Staging>,
@@ -89,6 +90,7 @@ impl Parameters {
         Self {
             strategy,
             frozen,
+            kept_in_f32,
             chosen,
             recomputed,
             rank,
@@ -108,6 +110,12 @@ impl Parameters {
         receivers: &Receivers,
         initial: Initial,
     ) -> Result<Tensor> {
+        let info = ParameterInfo {
+            name: name.into(),
+            shape: shape.dims().to_vec(),
+        };
+        let is_kept = is_managed_dtype(dtype) && self.kept_in_f32.contains(&info);
+        let dtype = if is_kept { DType::F32 } else { dtype };
         let mut registered = self.lock();
         let registered = &mut *registered;
         if let Some(number) = registered.by_name.get(name) {
@@ -137,10 +145,7 @@ impl Parameters {
         }
         self.staging.open(device)?;
         let number = registered.parameters.len();
-        let info = Arc::new(ParameterInfo {
-            name: name.into(),
-            shape: shape.dims().to_vec(),
-        });
+        let info = Arc::new(info);
         let is_trained = !self.frozen.contains(&info);
         let mut placement = self.strategy.place(&info);
         if registered.open.is_empty() {
@@ -184,6 +189,7 @@ impl Parameters {
             tensor: managed.clone(),
             placement,
             is_trained,
+            is_kept_in_f32: is_kept,
             home,
             origin: initial.source.describe(),
         });
@@ -243,10 +249,14 @@ impl Parameters {
         let is_in_shard = |number: &usize| matches!(all[*number].home, Home::Shard { .. });
         // With nothing around it, a part that shares a unit's parameters needs them gathered, too.
         let must_gather = registered.open.is_empty() && parameters.iter().any(is_in_shard);
+        let mut computing = parameters
+            .iter()
+            .map(|number| &all[*number])
+            .filter(|parameter| !parameter.is_kept_in_f32);
         let kind = PartKind {
             is_unit: self.chosen.chooses(&candidate) || must_gather,
             is_recomputed: self.recomputed.chooses(&candidate),
-            dtype: parameters.first().map(|number| all[*number].tensor.dtype()),
+            dtype: computing.next().map(|parameter| parameter.tensor.dtype()),
         };
         let parameters = parameters.clone();
         registered.units[number].kind = kind;

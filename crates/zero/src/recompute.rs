@@ -11,16 +11,16 @@
 //! candle's backward comes to the results first; their gradients are kept. The end of the chain comes after all of them: it
 //! computes the part again, from the inputs as they were, and differentiates what it gets. Parameters take their gradients
 //! in that backward within the backward, each link hands on the gradient of its input. What is random in a part is the same
-//! as in its forward, from the [`RandomState`] that was then.
+//! as in its forward, from the [`RandomState`] that was then, and so is the dtype of products ([`Autocast`]).
 //!
 //! A parameter so delivers once for every such run, and once more for the graph of the loss if that uses it, too.
 //! [`Gradients`](crate::gradients::Gradients) is told beforehand how often: a run counts once for each of its part's
 //! parameters, and corrects that when its own graph is there.
 
-use crate::RandomState;
 use crate::hook::anchor;
 use crate::unit::{Tensors, has_gradient};
 use crate::units::Units;
+use crate::{Autocast, RandomState};
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, DType, Device, Layout, Result, Shape, Storage, Tensor, TensorId, Var,
@@ -99,7 +99,7 @@ where
     I: Tensors + Clone + Send + Sync + 'static,
     O: Tensors,
 {
-    let random = RandomState::current();
+    let (random, autocast) = (RandomState::current(), Autocast::current());
     let results = forward(inputs.clone())?;
     let (mut linked, mut flags) = (Vec::new(), Vec::new());
     let kept = inputs.map(&mut |input| {
@@ -111,10 +111,12 @@ where
     let again = move |replace: &mut Replace<'_>| {
         let mut list = Vec::new();
         let inputs = kept.clone().map(replace)?;
-        random.during(|| forward(inputs))?.map(&mut |result| {
-            list.extend(has_gradient(&result).then(|| result.clone()));
-            Ok(result)
-        })?;
+        random
+            .during(|| autocast.during(|| forward(inputs)))?
+            .map(&mut |result| {
+                list.extend(has_gradient(&result).then(|| result.clone()));
+                Ok(result)
+            })?;
         Ok(list)
     };
     let run = Arc::new(Run {

@@ -112,6 +112,18 @@ impl Llama {
     }
 }
 
+impl Llama {
+    /// Returns how many positions count in [`Llama::loss`], given labels of shape [batch, sequence]: what the mean is over.
+    ///
+    /// # Errors
+    /// If `labels` are not of that form.
+    pub fn predictions(labels: &Tensor) -> Result<usize> {
+        let rows = labels.to_dtype(DType::I64)?.to_vec2::<i64>()?;
+        let of_row = |row: &Vec<i64>| row.iter().skip(1).filter(|label| **label != IGNORED_LABEL).count();
+        Ok(rows.iter().map(of_row).sum())
+    }
+}
+
 /// One layer: attention and feed-forward network, each added to the residual stream [batch, sequence, hidden].
 #[derive(Debug)]
 struct DecoderLayer {

@@ -4,6 +4,7 @@ mod bad_input;
 mod killed_rank;
 mod over_mpi;
 mod parity;
+mod precision;
 mod stories;
 
 use std::path::{Path, PathBuf};

@@ -114,7 +114,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PROFILE", help_heading = "Building")]
     profile: Option<String>,
 
-    /// What the ranks compute in: f32, or bf16 or f16 with f32 masters (f16 with a scaled loss)
+    /// What the ranks compute in: f32, or bf16 or f16 with f32 masters (f16 with a scaled loss), or bf16 with products emulated in fp8
     #[arg(
         long = "mixed_precision",
         alias = "mixed-precision",
@@ -196,6 +196,7 @@ pub(super) enum MixedPrecision {
     No,
     Bf16,
     Fp16,
+    Fp8,
 }
 
 impl MixedPrecision {
@@ -205,6 +206,7 @@ impl MixedPrecision {
             Self::No => "no",
             Self::Bf16 => "bf16",
             Self::Fp16 => "fp16",
+            Self::Fp8 => "fp8",
         }
     }
 }

@@ -107,7 +107,7 @@ fn flags_of_sharding_need_use_deepspeed_and_known_values() {
         ("--gradient_clipping", "much"),
         ("--zero3_init_flag", "maybe"),
         ("--zero3_save_16bit_model", "2"),
-        ("--mixed_precision", "fp8"),
+        ("--mixed_precision", "fp4"),
         ("--gradient_accumulation_steps", "0"),
     ] {
         assert_refused(&["--use_deepspeed", flag, value], "{}", &[flag, value]);

@@ -54,6 +54,18 @@ pub enum MixedPrecision {
     Fp16,
     /// bf16.
     Bf16,
+    /// bf16 with products of linear layers in fp8; see [`fp8`](crate::fp8).
+    Fp8,
+}
+
+impl MixedPrecision {
+    /// Returns the precision of everything but products in fp8.
+    pub fn base(self) -> Self {
+        match self {
+            Self::Fp8 => Self::Bf16,
+            other => other,
+        }
+    }
 }
 
 impl std::fmt::Display for MixedPrecision {
@@ -62,6 +74,7 @@ impl std::fmt::Display for MixedPrecision {
             Self::No => "no",
             Self::Fp16 => "fp16",
             Self::Bf16 => "bf16",
+            Self::Fp8 => "fp8",
         })
     }
 }
@@ -128,7 +141,10 @@ impl AutoValues {
         let train = micro
             .zip(self.data_parallel_size)
             .map(|(micro, ranks)| micro.saturating_mul(steps.unwrap_or(1)).saturating_mul(ranks));
-        let precision = |wanted| self.mixed_precision.map(|precision| Node::Flag(precision == wanted));
+        let precision = |wanted| {
+            self.mixed_precision
+                .map(|precision| Node::Flag(precision.base() == wanted))
+        };
         let rate_in_file = tree.at("optimizer.params.lr").filter(|rate| !rate.is_auto()).cloned();
         let width = |size: fn(u64) -> u64| self.hidden_size.map(size).map(whole);
         let row = |path, value| Row {

@@ -1,6 +1,6 @@
 //! Checks of what a layer is given, with errors that name the layer, the tensor and the expectation.
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor, bail};
 
 /// # Errors
 ///
@@ -70,6 +70,24 @@ pub(super) fn expect_like(
         );
     }
     Ok(())
+}
+
+/// Says whether a parameter is kept in f32 beside inputs that are narrower.
+pub(super) fn is_kept_in_f32(parameter: &Tensor, xs: &Tensor) -> bool {
+    parameter.dtype() == DType::F32 && matches!(xs.dtype(), DType::BF16 | DType::F16)
+}
+
+/// Computes in another dtype, and gives the result in that of the input.
+///
+/// # Errors
+///
+/// Those of `compute`.
+pub(super) fn computed_in(
+    dtype: DType,
+    xs: &Tensor,
+    compute: impl FnOnce(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    compute(&xs.to_dtype(dtype)?)?.to_dtype(xs.dtype())
 }
 
 /// Returns the size of the last dimension.

@@ -9,11 +9,12 @@
 use std::sync::OnceLock;
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp3, D, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp3, D, DType, Layout, Result, Shape, Tensor, bail};
 use multiversion::multiversion;
 use rayon::prelude::*;
+use sconce_zero::Autocast;
 
-use super::arguments::{expect_axes, expect_float, expect_like};
+use super::arguments::{computed_in, expect_axes, expect_float, expect_like};
 use super::element::{CpuTensor, Element, composition_dtype, has_kernel, is_on_cpu, tensor_like, with_element};
 use super::exponential::exp;
 use super::heads::{Heads, with_adjacent_elements};
@@ -63,6 +64,12 @@ pub fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Resul
             q.dims(),
             k.dims()
         );
+    }
+    if let Some(dtype) = Autocast::current().dtype()
+        && q.dtype() == DType::F32
+    {
+        let [k, v] = [k.to_dtype(dtype)?, v.to_dtype(dtype)?];
+        return Autocast::off().during(|| computed_in(dtype, q, |q| causal_attention(q, &k, &v, scale)));
     }
     if has_kernel(q) {
         let attention = Attention {

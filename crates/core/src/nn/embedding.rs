@@ -21,6 +21,8 @@ const NAME: &str = "embedding";
 #[derive(Debug, Clone)]
 pub struct Embedding {
     weight: Tensor,
+    /// The dtype of results.
+    dtype: DType,
 }
 
 /// Creates an [`Embedding`] of `vocab` rows of `hidden` elements from the parameter `weight`,
@@ -31,13 +33,18 @@ pub struct Embedding {
 /// Fails when `vb` has no such parameter of shape `[vocab, hidden]`.
 pub fn embedding(vocab: usize, hidden: usize, vb: VarBuilder) -> Result<Embedding> {
     let normal = Init::Randn { mean: 0.0, stdev: 1.0 };
-    Ok(Embedding::new(vb.get_with_hints((vocab, hidden), "weight", normal)?))
+    let weight = vb.get_with_hints((vocab, hidden), "weight", normal)?;
+    Ok(Embedding {
+        weight,
+        dtype: vb.dtype(),
+    })
 }
 
 impl Embedding {
     /// Creates the layer from a table of shape `[vocab, hidden]`.
     pub fn new(weight: Tensor) -> Self {
-        Self { weight }
+        let dtype = weight.dtype();
+        Self { weight, dtype }
     }
 
     /// Returns the table, of shape `[vocab, hidden]`; a tied output layer multiplies by its transpose.
@@ -47,7 +54,8 @@ impl Embedding {
 }
 
 impl Module for Embedding {
-    /// Returns the rows of `ids`: shape `[..]` gives `[.., hidden]` in the table's dtype.
+    /// Returns the rows of `ids`: shape `[..]` gives `[.., hidden]` in the table's dtype, or, beside a table that is
+    /// kept in f32, in that of the `VarBuilder` which the layer was made from.
     ///
     /// On a GPU the ids are copied to the host to check them, which waits for the work queued so far.
     ///
@@ -66,15 +74,17 @@ impl Module for Embedding {
                 rows: rows.into(),
                 shape: shape.into(),
             };
-            self.weight.contiguous()?.apply_op1(lookup)
+            self.weight.contiguous()?.apply_op1(lookup)?.to_dtype(self.dtype)
         } else {
             let ids = ids.to_device(self.weight.device())?.flatten_all()?.contiguous()?;
             let weight = self.weight.contiguous()?;
             // candle's ops on the GPU refuse no ids at all.
-            if is_on_cpu(&weight) || rows.is_empty() {
-                return weight.index_select(&ids, 0)?.reshape(shape);
-            }
-            weight.apply_op1(LookupOnDevice { ids })?.reshape(shape)
+            let rows = if is_on_cpu(&weight) || rows.is_empty() {
+                weight.index_select(&ids, 0)?
+            } else {
+                weight.apply_op1(LookupOnDevice { ids })?
+            };
+            rows.reshape(shape)?.to_dtype(self.dtype)
         }
     }
 }

@@ -2,11 +2,11 @@
 //! input (huggingface/candle #2168).
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, D, Layout, Module, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp2, CustomOp3, D, DType, Layout, Module, Result, Shape, Tensor};
 use candle_nn::VarBuilder;
 use multiversion::multiversion;
 
-use super::arguments::{expect_float, expect_like, expect_shape, last_dimension};
+use super::arguments::{computed_in, expect_float, expect_like, expect_shape, is_kept_in_f32, last_dimension};
 use super::element::{CpuTensor, Element, composition_dtype, dense, has_kernel, tensor_like, with_element};
 use super::{lanes, row_blocks};
 
@@ -16,7 +16,8 @@ const NAME: &str = "layer_norm";
 /// column: `y_i = w_i (x_i - mean(x)) / sqrt(var(x) + eps) + b_i` (Ba, Kiros and Hinton, 2016,
 /// arXiv:1607.06450). The variance is that of the population, as in PyTorch.
 ///
-/// The input has shape `[.., size]` and the weight's dtype, and so has the output.
+/// The input has shape `[.., size]` and the weight's dtype, or 16 bits beside a weight that is kept in f32; the output
+/// has those of the input.
 #[derive(Debug, Clone)]
 pub struct LayerNorm {
     weight: Tensor,
@@ -75,6 +76,9 @@ impl Module for LayerNorm {
     /// Fails when `xs` does not have the shape `[.., size]`, the dtype or the device of the weight, or
     /// when the bias does not match the weight.
     fn forward(&self, xs: &Tensor) -> Result<Tensor> {
+        if is_kept_in_f32(&self.weight, xs) {
+            return computed_in(DType::F32, xs, |xs| self.forward(xs));
+        }
         expect_float(NAME, "xs", xs)?;
         let width = last_dimension(NAME, "xs", xs)?;
         expect_shape(NAME, "weight", &self.weight, &[width])?;

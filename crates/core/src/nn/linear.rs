@@ -2,20 +2,25 @@
 //! a product or a sum, whether anybody wants them or not. A frozen weight costs a third of the layer's
 //! arithmetic, and memory of its own size, for nothing.
 
+use std::sync::Arc;
+
 use candle_core::backend::BackendStorage;
 use candle_core::op::Add;
-use candle_core::{CpuStorage, CustomOp1, D, Layout, Module, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Module, Result, Shape, Tensor, bail};
 use candle_nn::VarBuilder;
+use sconce_zero::Autocast;
 
-use super::arguments::{expect_like, expect_shape, last_dimension};
+use super::arguments::{computed_in, expect_like, expect_shape, is_kept_in_f32, last_dimension};
 use super::element::{CpuTensor, is_on_cpu};
+use super::fp8_product::fp8_product;
+use crate::fp8::{self, Fp8Layer};
 
 const NAME: &str = "linear";
 
 /// Multiplies rows by a weight and adds a bias: `y = x wᵀ + b`.
 ///
 /// The input has shape `[.., in]` with two to four dimensions, the weight `[out, in]`, the bias `[out]`;
-/// the output has shape `[.., out]`. All have one dtype.
+/// the output has shape `[.., out]`. All have one dtype, but a weight that is kept in f32 takes 16 bits and gives them.
 ///
 /// Parameters, results and gradients are those of `candle_nn::Linear` on a contiguous input, to the bit; on a
 /// transposed view of more than two dimensions that layer is wrong, and this one copies. On the CPU, gradients of
@@ -25,6 +30,8 @@ const NAME: &str = "linear";
 pub struct Linear {
     weight: Tensor,
     bias: Option<Tensor>,
+    /// The scales of its products in fp8, if it computes them so.
+    fp8: Option<Arc<Fp8Layer>>,
 }
 
 /// Creates a [`Linear`] from the parameters `weight` and `bias`, initialised as `candle_nn::linear` does.
@@ -51,14 +58,26 @@ pub fn linear_no_bias(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<L
 ///
 /// As [`linear`].
 pub fn linear_b(in_dim: usize, out_dim: usize, bias: bool, vb: VarBuilder) -> Result<Linear> {
-    let layer = candle_nn::linear_b(in_dim, out_dim, bias, vb)?;
-    Ok(Linear::new(layer.weight().clone(), layer.bias().cloned()))
+    let layer = candle_nn::linear_b(in_dim, out_dim, bias, vb.clone())?;
+    let is_kept = vb.dtype() != layer.weight().dtype();
+    Ok(Linear {
+        fp8: if is_kept {
+            None
+        } else {
+            fp8::layer_of(&vb, &[out_dim, in_dim])
+        },
+        ..Linear::new(layer.weight().clone(), layer.bias().cloned())
+    })
 }
 
 impl Linear {
     /// Creates the layer from a weight of shape `[out, in]` and a bias of shape `[out]`.
     pub fn new(weight: Tensor, bias: Option<Tensor>) -> Self {
-        Self { weight, bias }
+        Self {
+            weight,
+            bias,
+            fp8: None,
+        }
     }
 
     /// Returns the weight, of shape `[out, in]`.
@@ -69,6 +88,21 @@ impl Linear {
     /// Returns the bias, of shape `[out]`.
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
+    }
+
+    /// Returns the scales of the layer's products in fp8, if it computes them so.
+    pub fn fp8(&self) -> Option<&Arc<Fp8Layer>> {
+        self.fp8.as_ref()
+    }
+
+    /// Computes `product` from input and parameters in a narrower dtype, and widens the result.
+    fn cast(&self, dtype: DType, xs: &Tensor) -> Result<Tensor> {
+        let narrow = Self {
+            weight: self.weight.to_dtype(dtype)?,
+            bias: self.bias.as_ref().map(|bias| bias.to_dtype(dtype)).transpose()?,
+            fp8: None,
+        };
+        Autocast::off().during(|| computed_in(dtype, xs, |xs| narrow.forward(xs)))
     }
 
     fn check(&self, xs: &Tensor) -> Result<()> {
@@ -92,14 +126,25 @@ impl Module for Linear {
     ///
     /// Fails when `xs` does not have the shape `[.., in]`, the dtype or the device of the weight.
     fn forward(&self, xs: &Tensor) -> Result<Tensor> {
+        if is_kept_in_f32(&self.weight, xs) {
+            return computed_in(DType::F32, xs, |xs| Autocast::off().during(|| self.forward(xs)));
+        }
         self.check(xs)?;
+        if let Some(dtype) = Autocast::current().dtype()
+            && self.fp8.is_none()
+            && xs.dtype() == DType::F32
+        {
+            return self.cast(dtype, xs);
+        }
         // Candle multiplies the batches of a view by a broadcast weight, and where the view is transposed, all but the
         // first wrongly (huggingface/candle #3758).
         let xs = if xs.rank() > 2 { &xs.contiguous()? } else { xs };
         let is_frozen = |parameter: &Tensor| is_on_cpu(xs) && !parameter.track_op();
         // Candle's products of nothing are zeros.
         let is_empty = xs.elem_count() == 0 || self.weight.elem_count() == 0;
-        let product = if is_frozen(&self.weight) && !is_empty {
+        let product = if let Some(layer) = self.fp8.as_ref().filter(|_| !is_empty) {
+            fp8_product(xs, &self.weight, layer)?
+        } else if is_frozen(&self.weight) && !is_empty {
             xs.apply_op1(FrozenProduct(self.weight.clone()))?
         } else {
             candle_nn::Linear::new(self.weight.clone(), None).forward(xs)?

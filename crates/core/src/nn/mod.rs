@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | [`softmax`] | over the last dimension |
 //! | [`RmsNorm`], [`LayerNorm`] | one pass over each row each way |
-//! | [`Linear`] | candle's products; no gradients of frozen parameters, which candle computes always |
+//! | [`Linear`] | candle's products; no gradients of frozen parameters, which candle computes always; in [`fp8`](crate::fp8) where the run is |
 //! | [`Embedding`] | parallel gather, and scatter-add in a fixed order |
 //! | [`RotaryEmbedding`] | reads transposed views in place |
 //! | [`causal_attention`] | grouped-query, without quadratic memory |
@@ -22,6 +22,11 @@
 //! attention, any instruction set. Elsewhere, and for `f16` and `f64`, they are compositions of candle
 //! ops, which compute in `f32` too but for matrix products: on a GPU those of `bf16` and `f16` are in
 //! that dtype, and attention keeps its scores until the backward pass.
+//!
+//! Inputs and parameters have one dtype. Two settings of a run change that, and neither changes the dtype of a result:
+//! parameters that are [kept in f32](crate::AcceleratorBuilder::keep_in_f32) beside narrower inputs, for which the input is
+//! widened and the result rounded, in [`Linear`], the norms and [`Embedding`]; and [`Autocast`](crate::Autocast), within which
+//! [`Linear`] and [`causal_attention`] round f32 before they multiply.
 //!
 //! ```
 //! use candle_core::{DType, Device, Module, Tensor, Var};
@@ -42,6 +47,7 @@ mod dropout;
 mod element;
 mod embedding;
 mod exponential;
+mod fp8_product;
 mod heads;
 mod lanes;
 mod layer_norm;

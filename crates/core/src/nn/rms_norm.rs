@@ -2,11 +2,11 @@
 //! contiguous input (huggingface/candle #2977).
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp2, D, Layout, Module, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Module, Result, Shape, Tensor};
 use candle_nn::VarBuilder;
 use multiversion::multiversion;
 
-use super::arguments::{expect_float, expect_like, expect_shape, last_dimension};
+use super::arguments::{computed_in, expect_float, expect_like, expect_shape, is_kept_in_f32, last_dimension};
 use super::element::{CpuTensor, Element, composition_dtype, dense, has_kernel, tensor_like, with_element};
 use super::{lanes, row_blocks};
 
@@ -15,7 +15,8 @@ const NAME: &str = "rms_norm";
 /// Scales each row to unit root mean square, then by a weight per column:
 /// `y_i = w_i x_i / sqrt(mean_j(x_j²) + eps)` (Zhang and Sennrich, 2019, arXiv:1910.07467).
 ///
-/// The input has shape `[.., size]` and the weight's dtype, and so has the output.
+/// The input has shape `[.., size]` and the weight's dtype, or 16 bits beside a weight that is kept in f32; the output
+/// has those of the input.
 #[derive(Debug, Clone)]
 pub struct RmsNorm {
     weight: Tensor,
@@ -58,6 +59,9 @@ impl Module for RmsNorm {
     ///
     /// Fails when `xs` does not have the shape `[.., size]`, the dtype or the device of the weight.
     fn forward(&self, xs: &Tensor) -> Result<Tensor> {
+        if is_kept_in_f32(&self.weight, xs) {
+            return computed_in(DType::F32, xs, |xs| self.forward(xs));
+        }
         expect_float(NAME, "xs", xs)?;
         expect_shape(NAME, "weight", &self.weight, &[last_dimension(NAME, "xs", xs)?])?;
         expect_like(NAME, "xs", xs, "weight", &self.weight)?;

@@ -1,18 +1,20 @@
 //! Learning rates over the run.
 //!
-//! A schedule counts optimizer steps: one per accumulation window, whatever the number of ranks. (Accelerate's scheduler
-//! advances once per rank in every step unless batches are split; a schedule moved here from there needs its step
-//! counts divided by the number of ranks.)
+//! A schedule counts optimizer steps: one per accumulation window, whatever the number of ranks. Accelerate's scheduler
+//! advances once per rank in every step unless batches are split. A schedule moved here from there needs its step counts
+//! divided by the number of ranks, or [`ScheduleAdvance::WorldSize`], which counts as Accelerate does.
 //!
 //! | from | schedules |
 //! | --- | --- |
 //! | transformers | [`ConstantSchedule`], [`ConstantWithWarmup`], [`LinearSchedule`], [`CosineSchedule`], [`CosineWithRestartsSchedule`], [`CosineWithMinimumSchedule`], [`CosineWarmupWithMinimumSchedule`], [`PolynomialSchedule`], [`InverseSquareRootSchedule`], [`WarmupStableDecaySchedule`] |
 //! | DeepSpeed | [`WarmupLr`], [`WarmupDecayLr`], [`WarmupCosineLr`], [`OneCycle`], [`LrRangeTest`] |
+//! | your own | [`LambdaSchedule`], a closure; or a type that implements [`Schedule`] |
 //! | torch | [`StepLr`], [`MultiStepLr`], [`ExponentialLr`], [`LinearLr`], [`CosineAnnealingLr`], [`OneCycleLr`] |
 
 mod constant;
 mod cosine;
 mod inverse_square_root;
+mod lambda;
 mod linear;
 mod one_cycle;
 mod one_cycle_lr;
@@ -20,6 +22,7 @@ mod polynomial;
 mod position;
 mod range_test;
 mod step;
+mod stepping;
 mod warmup;
 mod warmup_stable_decay;
 
@@ -29,12 +32,14 @@ pub use cosine::{
     CosineWithRestartsSchedule, MinimumRate,
 };
 pub use inverse_square_root::InverseSquareRootSchedule;
+pub use lambda::LambdaSchedule;
 pub use linear::{LinearLr, LinearSchedule};
 pub use one_cycle::{Beta1Cycle, OneCycle};
 pub use one_cycle_lr::OneCycleLr;
 pub use polynomial::PolynomialSchedule;
 pub use range_test::LrRangeTest;
 pub use step::{ExponentialLr, MultiStepLr, StepLr};
+pub use stepping::{ScheduleAdvance, ScheduleStepping};
 pub use warmup::{WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupType};
 pub use warmup_stable_decay::{Curve, WarmupStableDecaySchedule};
 
@@ -61,6 +66,8 @@ impl<S: Schedule + ?Sized> Schedule for Box<S> {
 pub struct Scheduler<S> {
     schedule: S,
     position: Arc<SchedulePosition>,
+    stepping: ScheduleStepping,
+    world_size: usize,
     accumulation: Arc<Accumulation>,
     step_was_skipped: Arc<AtomicBool>,
 }
@@ -71,6 +78,8 @@ impl<S: Schedule> Scheduler<S> {
         let scheduler = Self {
             schedule,
             position: Arc::new(SchedulePosition::new(optimizer.shared_learning_rate())),
+            stepping: optimizer.schedule_stepping(),
+            world_size: optimizer.world_size(),
             accumulation: optimizer.shared_accumulation(),
             step_was_skipped: optimizer.shared_skip(),
         };
@@ -79,16 +88,23 @@ impl<S: Schedule> Scheduler<S> {
     }
 
     /// Goes on to the next optimizer step; does nothing inside an accumulation window, and after a step that was skipped
-    /// because gradients overflowed.
+    /// because gradients overflowed. [`ScheduleStepping`] may say otherwise.
     ///
     /// # Errors
     /// None in this version.
     pub fn step(&mut self) -> crate::Result<()> {
-        if self.accumulation.synchronises() && !self.step_was_skipped.load(Relaxed) {
-            self.position.advance(1);
+        let has_stepped = self.accumulation.synchronises() && !self.step_was_skipped.load(Relaxed);
+        let steps = self.stepping.steps(has_stepped, self.world_size);
+        if steps > 0 {
+            self.position.advance(steps);
             self.apply();
         }
         Ok(())
+    }
+
+    /// Returns how far the schedule has come: the step whose learning rate is in force, from 0.
+    pub fn steps(&self) -> u64 {
+        self.position.steps()
     }
 
     /// Returns the learning rate of the next optimizer step.

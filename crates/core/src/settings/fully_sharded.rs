@@ -64,10 +64,11 @@ pub(super) fn resolve(
     if let Some(second) = second {
         return Err(Error::Exclusive { first, second });
     }
-    let options = by_code.unwrap_or_default().or(variables.unwrap_or_default());
+    let mut options = by_code.unwrap_or_default().or(variables.unwrap_or_default());
+    options.sync_each_batch = options.sync_each_batch.or(program.sync_each_batch);
     let run = options.resolve()?;
     if let (Some(of_policy), Some(of_program)) = (precision(&run), program.mixed_precision)
-        && of_policy != of_program
+        && of_policy != of_program.base()
     {
         let expected = format!("the precision policy's param_dtype is {of_policy}; leave out one of the two");
         return Err(Origin::Code("mixed_precision").refuse(of_program, expected));

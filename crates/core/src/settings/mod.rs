@@ -4,6 +4,7 @@
 //! before it starts the ranks. In reading order: [`variables`] are parsed; [`said`] adds what code says and compares both
 //! with the file; [`resolve`], [`state`] and [`fully_sharded`] make the value.
 
+mod fp8;
 mod fully_sharded;
 mod given;
 mod resolve;
@@ -15,13 +16,15 @@ pub(crate) use resolve::ProgramSettings;
 pub(crate) use variables::Environment;
 
 use crate::deepspeed::{DeepSpeedConfig, GradientReduction, MixedPrecision};
+use crate::fp8::Fp8Recipe;
+use crate::schedule::ScheduleStepping;
 use crate::{Checkpoints, Result};
 use candle_core::{DType, Device};
 use sconce_collectives::World;
 use sconce_fsdp::{FsdpStrategy, FullySharded};
 use sconce_zero::{
-    DataParallel, DiskOptions, EngineOptions, Gathering, LossScaling, Offloaded, PowerSgd, ShardingStrategy, Tier,
-    ZeroStage,
+    DataParallel, DiskOptions, EngineOptions, Gathering, LossScaling, Offloaded, ParameterSet, PowerSgd,
+    ShardingStrategy, Tier, ZeroStage,
 };
 use std::collections::BTreeMap;
 
@@ -38,8 +41,16 @@ use std::collections::BTreeMap;
 pub struct RunSettings {
     /// Where state lives.
     pub sharding: Sharding,
-    /// What the model computes in; parameters have this type, and f32 masters where it is not f32.
+    /// What the model computes in; parameters have this type, and f32 masters where it is not f32. With fp8 it is bf16, but
+    /// for products of linear layers.
     pub precision: MixedPrecision,
+    /// Whether parameters are f32 all the same, and layers compute their products in the run's precision within
+    /// [`autocast`](trait.Accelerator.html#method.autocast).
+    pub autocast: bool,
+    /// Parameters that are f32 whatever the precision.
+    pub keep_in_f32: ParameterSet,
+    /// How scales of fp8 come to be, where that is the precision.
+    pub fp8: Option<Fp8Recipe>,
     /// How losses are scaled; `None` takes them as they are.
     ///
     /// With f16, DeepSpeed's rule where DeepSpeed is in use, otherwise PyTorch's. With bf16 under DeepSpeed a scale of 1:
@@ -49,12 +60,16 @@ pub struct RunSettings {
     pub clipping: Clipping,
     /// How many samples make a step.
     pub batch: BatchPlan,
-    /// Whether the last batch of a loader ends an accumulation window that is not full.
-    pub sync_with_dataloader: bool,
+    /// When a window of micro-batches ends, and when its gradients travel.
+    pub synchronisation: Synchronisation,
+    /// How schedulers count.
+    pub stepping: ScheduleStepping,
     /// How gradients of several ranks become one.
     pub reduction: GradientReduction,
     /// Allows parameters that get no gradient.
     pub find_unused_parameters: bool,
+    /// Looks for losses and gradients that are not finite.
+    pub detect_anomaly: bool,
     /// Size at which gradient buckets are closed, in bytes of f32; `None` leaves it to the engine.
     pub bucket_bytes: Option<usize>,
     /// How sharded parameters are gathered.
@@ -117,6 +132,27 @@ pub struct Clipping {
     pub decided_by: Option<String>,
 }
 
+/// When a window of micro-batches ends, and when its gradients are reduced over the ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Synchronisation {
+    /// Whether the last batch of a loader ends a window early; if not, the window goes on in the next loop. Accelerate's
+    /// `sync_with_dataloader`.
+    pub with_dataloader: bool,
+    /// Whether every backward reduces, not only a window's last: more traffic, and gradients that are global at any time.
+    /// Accelerate's `sync_each_batch`. Sharded gradients (ZeRO-2 and -3, FSDP) are reduced in every backward in any case.
+    pub each_batch: bool,
+}
+
+impl Default for Synchronisation {
+    /// Accelerate's defaults.
+    fn default() -> Self {
+        Self {
+            with_dataloader: true,
+            each_batch: false,
+        }
+    }
+}
+
 /// How many samples make a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchPlan {
@@ -129,11 +165,20 @@ pub struct BatchPlan {
 }
 
 impl RunSettings {
+    /// Returns the type of parameters: that in which the model computes, but with [`RunSettings::autocast`] f32.
+    pub fn parameter_dtype(&self) -> DType {
+        if self.autocast {
+            DType::F32
+        } else {
+            self.compute_dtype()
+        }
+    }
+
     /// Returns the type in which the model computes.
     pub fn compute_dtype(&self) -> DType {
         match self.precision {
             MixedPrecision::No => DType::F32,
-            MixedPrecision::Bf16 => DType::BF16,
+            MixedPrecision::Bf16 | MixedPrecision::Fp8 => DType::BF16,
             MixedPrecision::Fp16 => DType::F16,
         }
     }
@@ -210,6 +255,8 @@ impl RunSettings {
             strategy: custom.unwrap_or(default.strategy),
             loss_scaling: self.loss_scaling.clone(),
             find_unused_parameters: self.find_unused_parameters,
+            detect_anomaly: self.detect_anomaly,
+            keep_in_f32: self.keep_in_f32.clone(),
             first_bucket_bytes: default.first_bucket_bytes.min(bucket_bytes),
             bucket_bytes,
             reduce_dtype: self.reduce_dtype,

@@ -5,22 +5,30 @@ use super::given::Origin;
 use super::said::{Said, path};
 use super::state::StateSettings;
 use super::variables::Variables;
-use super::{BatchPlan, Clipping, RunSettings, Sharding};
+use super::{BatchPlan, Clipping, RunSettings, Sharding, Synchronisation};
 use crate::deepspeed::{DataType, DeepSpeedConfig, Fp16, MixedPrecision, Setting, Validation};
+use crate::fp8::Fp8Recipe;
+use crate::schedule::ScheduleStepping;
 use crate::{Checkpoints, Error, GradientCompression, Result};
 use candle_core::DType;
 use sconce_fsdp::FullyShardedOptions;
-use sconce_zero::{BackoffScaling, DiskOptions, Gathering, HysteresisScaling, LossScaling};
+use sconce_zero::{BackoffScaling, DiskOptions, Gathering, HysteresisScaling, LossScaling, ParameterSet};
 
 /// What code says of a run; what is `None` is for others to say.
 #[derive(Debug, Default)]
 pub(crate) struct ProgramSettings {
     pub(crate) accumulation_steps: Option<u64>,
-    pub(crate) sync_with_dataloader: Option<bool>,
     pub(crate) mixed_precision: Option<MixedPrecision>,
+    pub(crate) autocast: bool,
+    pub(crate) keep_in_f32: ParameterSet,
+    pub(crate) fp8: Option<Fp8Recipe>,
     pub(crate) loss_scaling: Option<LossScaling>,
+    pub(crate) sync_each_batch: Option<bool>,
+    pub(crate) sync_with_dataloader: Option<bool>,
+    pub(crate) stepping: ScheduleStepping,
     pub(crate) gradient_clipping: Option<f64>,
     pub(crate) find_unused_parameters: Option<bool>,
+    pub(crate) detect_anomaly: bool,
     pub(crate) gradient_compression: Option<GradientCompression>,
     pub(crate) debug_mode: Option<bool>,
     pub(crate) checkpoints: Option<Checkpoints>,
@@ -41,6 +49,7 @@ impl ProgramSettings {
         lookup: &dyn Fn(&str) -> Option<String>,
     ) -> Result<RunSettings> {
         let mut variables = Variables::read(lookup)?;
+        let fp8_of_variables = std::mem::take(&mut variables.fp8);
         let debug_mode = self.debug_mode.unwrap_or(variables.debug_mode);
         let fully_sharded = fully_sharded::resolve(
             self,
@@ -74,10 +83,13 @@ impl ProgramSettings {
         let state = StateSettings::new(&said, filled.as_ref(), uses_deepspeed)?;
         state.check_reduction(config)?;
         let of_policy = fully_sharded.as_ref().and_then(fully_sharded::precision);
-        let precision = of_policy.unwrap_or_else(|| {
-            let said = said.precision.as_ref();
-            said.map_or_else(|| precision_of(config), |given| given.value)
-        });
+        let of_said = said.precision.as_ref().map(|given| given.value);
+        let precision = match (of_policy, of_said) {
+            (Some(of_policy), Some(said)) if said.base() == of_policy => said,
+            (of_policy, said) => of_policy.or(said).unwrap_or_else(|| precision_of(config)),
+        };
+        let fp8 = (precision == MixedPrecision::Fp8).then(|| self.fp8.clone().unwrap_or(fp8_of_variables));
+        fp8.as_ref().map_or(Ok(()), Fp8Recipe::check)?;
         let zero = &config.zero_optimization;
         let unused_in_file = config
             .states("zero_optimization.ignore_unused_parameters")
@@ -123,6 +135,13 @@ impl ProgramSettings {
                 "the program's own sharding strategy, {name}, decides where state lives, not FSDP's or DeepSpeed's settings"
             ));
         }
+        if fp8.is_some() {
+            notices.push(
+                "fp8: products of linear layers are emulated on the CPU: values are rounded to the grid of fp8 and \
+                 multiplied as f32, slower than bf16"
+                    .into(),
+            );
+        }
         notices.extend(fully_sharded.iter().flat_map(|run| run.notices().iter().cloned()));
         Ok(RunSettings {
             sharding: match (strategy, &fully_sharded) {
@@ -131,14 +150,23 @@ impl ProgramSettings {
                 (None, None) => state.sharding(config),
             },
             precision,
+            autocast: self.autocast,
+            keep_in_f32: self.keep_in_f32.clone(),
+            fp8,
             loss_scaling: self
                 .loss_scaling
                 .clone()
                 .or_else(|| loss_scaling(precision, config, uses_deepspeed)),
             clipping: clipping(&said, file.as_ref(), filled.as_ref()),
             batch,
+            synchronisation: Synchronisation {
+                with_dataloader: self.sync_with_dataloader.unwrap_or(true),
+                each_batch: self.sync_each_batch.unwrap_or(false),
+            },
+            stepping: self.stepping,
             reduction: config.gradient_allreduce_op,
             find_unused_parameters: self.find_unused_parameters.or(unused_in_file).unwrap_or(false),
+            detect_anomaly: self.detect_anomaly,
             bucket_bytes: self.bucket_bytes.or(bucket_in_file),
             debug_mode,
             checkpoints: self.checkpoints.clone(),
@@ -155,7 +183,6 @@ impl ProgramSettings {
                 |given| given.value,
             ),
             notices,
-            sync_with_dataloader: self.sync_with_dataloader.unwrap_or(true),
             deepspeed: filled,
             fully_sharded,
         })
@@ -189,7 +216,9 @@ fn loss_scaling(precision: MixedPrecision, config: &DeepSpeedConfig, uses_deepsp
         MixedPrecision::No => None,
         MixedPrecision::Fp16 if uses_deepspeed => Some(config.fp16.loss_scaling()),
         MixedPrecision::Fp16 => Some(LossScaling::Backoff(BackoffScaling::default())),
-        MixedPrecision::Bf16 => (uses_deepspeed && config.bf16.check_grad_overflow).then_some(LossScaling::Static(1.0)),
+        MixedPrecision::Bf16 | MixedPrecision::Fp8 => {
+            (uses_deepspeed && config.bf16.check_grad_overflow).then_some(LossScaling::Static(1.0))
+        }
     }
 }
 

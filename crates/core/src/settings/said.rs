@@ -116,7 +116,7 @@ impl Said {
         ] {
             if let Some(given) = &self.precision
                 && let Some(enabled) = enabled.value()
-                && enabled != (given.value == precision)
+                && enabled != (given.value.base() == precision)
             {
                 differences.note(&given.origin, &given.value, key);
             }

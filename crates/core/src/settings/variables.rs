@@ -4,6 +4,7 @@ use super::fully_sharded;
 use super::given::Given;
 use crate::deepspeed::{MixedPrecision, OffloadDevice};
 use crate::environment as variable;
+use crate::fp8::Fp8Recipe;
 use crate::{Error, Result};
 use sconce_fsdp::FullyShardedOptions;
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ const FROM_ZERO: &str = "expected a number from 0; 0 turns clipping off";
 pub(super) struct Variables {
     pub(super) accumulation_steps: Option<Given<u64>>,
     pub(super) mixed_precision: Option<Given<MixedPrecision>>,
+    pub(super) fp8: Fp8Recipe,
     pub(super) debug_mode: bool,
     /// `None` where DeepSpeed is not asked for; its variables are not looked at then.
     pub(super) deepspeed: Option<DeepSpeedVariables>,
@@ -50,9 +52,10 @@ impl Variables {
             )?,
             mixed_precision: environment.read(
                 variable::ACCELERATE_MIXED_PRECISION,
-                "expected no, bf16 or fp16",
+                "expected no, bf16, fp16 or fp8",
                 precision,
             )?,
+            fp8: super::fp8::read(&environment)?,
             deepspeed: DeepSpeedVariables::read(&environment)?,
             fully_sharded: fully_sharded::read(&environment)?,
         })
@@ -162,6 +165,7 @@ fn precision(text: &str) -> Option<MixedPrecision> {
         "no" => Some(MixedPrecision::No),
         "bf16" => Some(MixedPrecision::Bf16),
         "fp16" => Some(MixedPrecision::Fp16),
+        "fp8" => Some(MixedPrecision::Fp8),
         _ => None,
     }
 }

@@ -28,7 +28,10 @@ impl Model {
     }
 
     fn loss(&self, batch: &[Tensor]) -> Tensor {
-        let output = self.1.forward(&self.0.forward(&batch[0]).unwrap().tanh().unwrap()).unwrap();
+        let output = self
+            .1
+            .forward(&self.0.forward(&batch[0]).unwrap().tanh().unwrap())
+            .unwrap();
         (output - &batch[1]).unwrap().sqr().unwrap().mean_all().unwrap()
     }
 }
@@ -49,20 +52,35 @@ fn strategy(number: usize) -> Arc<dyn ShardingStrategy> {
         0 => Arc::new(DataParallel),
         1 => Arc::new(ZeroStage::One),
         2 => Arc::new(ZeroStage::Two),
-        _ => Arc::new(ZeroStage::Three { persistence_threshold: 0 }),
+        _ => Arc::new(ZeroStage::Three {
+            persistence_threshold: 0,
+        }),
     }
 }
 
 fn start(communicator: Arc<dyn Communicator>, builder: AcceleratorBuilder, hidden: usize) -> Run {
     let acc = build(builder.communicator(communicator));
     let model = Model::new(acc.var_builder(Weights::Random { seed: 4 }).unwrap(), hidden);
-    let rule = AdamW { learning_rate: 0.05, ..AdamW::default() };
+    let rule = AdamW {
+        learning_rate: 0.05,
+        ..AdamW::default()
+    };
     let loader = DataLoader::new(dataset(ROWS).2, TOGETHER / acc.world().size).shuffle(true);
-    let schedule = LinearSchedule { warmup_steps: 2, total_steps: 20 };
+    let schedule = LinearSchedule {
+        warmup_steps: 2,
+        total_steps: 20,
+    };
     let (optimizer, loader, scheduler) = acc.prepare(rule, loader, schedule).unwrap();
     let best = Arc::new(Mutex::new(f64::INFINITY));
     acc.register_for_checkpointing("best", best.clone()).unwrap();
-    Run { acc, model, optimizer, loader, scheduler, best }
+    Run {
+        acc,
+        model,
+        optimizer,
+        loader,
+        scheduler,
+        best,
+    }
 }
 
 impl Run {
@@ -108,7 +126,11 @@ fn a_run_goes_on_in_the_middle_of_an_epoch_as_if_it_had_not_stopped() {
             });
             for to in 0..4 {
                 let resumed = on_ranks(world, |communicator| {
-                    let mut run = start(communicator, AcceleratorBuilder::default().seed(9).strategy(strategy(to)), 5);
+                    let mut run = start(
+                        communicator,
+                        AcceleratorBuilder::default().seed(9).strategy(strategy(to)),
+                        5,
+                    );
                     let loaded = run.acc.load_state(&path).unwrap();
                     assert!(loaded.missing.is_empty() && loaded.skipped.is_empty(), "{loaded:?}");
                     assert!(run.best.lock().unwrap().is_finite());
@@ -116,7 +138,11 @@ fn a_run_goes_on_in_the_middle_of_an_epoch_as_if_it_had_not_stopped() {
                     (seen, run.values())
                 });
                 for ((seen, values), whole) in resumed.iter().zip(&whole) {
-                    assert_eq!((seen, values), (&whole.0, &whole.1), "world {world}, strategy {from} to {to}");
+                    assert_eq!(
+                        (seen, values),
+                        (&whole.0, &whole.1),
+                        "world {world}, strategy {from} to {to}"
+                    );
                 }
             }
         }
@@ -129,7 +155,11 @@ fn other_numbers_of_ranks_load_the_same_values() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("here");
         let saved = on_ranks(from, |communicator| {
-            let mut run = start(communicator, AcceleratorBuilder::default().strategy(strategy(from % 4)), 5);
+            let mut run = start(
+                communicator,
+                AcceleratorBuilder::default().strategy(strategy(from % 4)),
+                5,
+            );
             run.train(1, |_, _| ());
             run.acc.save_state(&path).unwrap();
             run.values()
@@ -137,7 +167,11 @@ fn other_numbers_of_ranks_load_the_same_values() {
         for to in 1..=4 {
             for number in 0..4 {
                 let losses = on_ranks(to, |communicator| {
-                    let mut run = start(communicator, AcceleratorBuilder::default().strategy(strategy(number)), 5);
+                    let mut run = start(
+                        communicator,
+                        AcceleratorBuilder::default().strategy(strategy(number)),
+                        5,
+                    );
                     run.acc.load_state(&path).unwrap();
                     assert_eq!(run.values(), saved[0], "from {from} to {to} ranks, strategy {number}");
                     run.train(1, |_, _| ()).len()
@@ -173,7 +207,10 @@ fn refusal(path: &Path) -> Vec<String> {
 #[track_caller]
 fn assert_refused(path: &Path, parts: &[&str]) {
     let told = refusal(path);
-    assert!(parts.iter().all(|part| told.iter().any(|text| text.contains(part))), "{parts:?} in {told:?}");
+    assert!(
+        parts.iter().all(|part| told.iter().any(|text| text.contains(part))),
+        "{parts:?} in {told:?}"
+    );
 }
 
 #[test]
@@ -186,13 +223,19 @@ fn damaged_files_are_refused_with_the_file_and_the_tensor() {
     let mut flipped = whole.clone();
     flipped[last] ^= 1;
     fs::write(&file, &flipped).unwrap();
-    assert_refused(&path, &["rank-00001.safetensors", "tensor \"0/", "are not what was written"]);
+    assert_refused(
+        &path,
+        &["rank-00001.safetensors", "tensor \"0/", "are not what was written"],
+    );
     fs::write(&file, &whole[..last]).unwrap();
     assert_refused(&path, &["rank-00001.safetensors has", "it is not whole"]);
     let mut header = whole.clone();
     header[..8].copy_from_slice(&u64::MAX.to_le_bytes());
     fs::write(&file, &header).unwrap();
-    assert_refused(&path, &["rank-00001.safetensors", "a header of 18446744073709551615 bytes"]);
+    assert_refused(
+        &path,
+        &["rank-00001.safetensors", "a header of 18446744073709551615 bytes"],
+    );
     fs::write(&file, vec![b'x'; whole.len()]).unwrap();
     assert_refused(&path, &["rank-00001.safetensors", "a header of"]);
     fs::remove_file(&file).unwrap();
@@ -232,7 +275,10 @@ fn another_model_is_refused_with_all_differences_or_loaded_in_part() {
     on_ranks(2, |communicator| {
         let run = start(communicator, AcceleratorBuilder::default(), 6);
         let error = run.acc.load_state(&path).unwrap_err().to_string();
-        assert!(error.contains("first.weight is saved as [5, 3], here it is [6, 3]") && error.contains("second.weight"), "{error}");
+        assert!(
+            error.contains("first.weight is saved as [5, 3], here it is [6, 3]") && error.contains("second.weight"),
+            "{error}"
+        );
     });
     // Renamed, weights alone.
     on_ranks(2, |communicator| {
@@ -244,24 +290,40 @@ fn another_model_is_refused_with_all_differences_or_loaded_in_part() {
         let options = LoadOptions {
             weights_only: true,
             partial: true,
-            renamed: names.map(|(own, saved)| (own.to_owned(), saved.to_owned())).into_iter().collect::<BTreeMap<_, _>>(),
+            renamed: names
+                .map(|(own, saved)| (own.to_owned(), saved.to_owned()))
+                .into_iter()
+                .collect::<BTreeMap<_, _>>(),
         };
         let before = flat(layer.weight());
         let loaded = acc.load_state_with(&path, &options).unwrap();
         assert_ne!(flat(layer.weight()), before);
-        assert!(loaded.missing.iter().any(|text| text.contains("second.weight is saved")), "{loaded:?}");
+        assert!(
+            loaded
+                .missing
+                .iter()
+                .any(|text| text.contains("second.weight is saved")),
+            "{loaded:?}"
+        );
     });
 }
 
 #[test]
 fn numbered_checkpoints_are_pruned_when_the_next_is_there_and_the_newest_whole_one_is_found() {
     let folder = tempfile::tempdir().unwrap();
-    let checkpoints = Checkpoints { folder: folder.path().join("checkpoints"), total_limit: Some(2) };
+    let checkpoints = Checkpoints {
+        folder: folder.path().join("checkpoints"),
+        total_limit: Some(2),
+    };
     let builder = || AcceleratorBuilder::default().checkpoints(checkpoints.clone());
     on_ranks(2, |communicator| {
         let mut run = start(communicator, builder(), 5);
         run.train(1, |acc, step| {
-            let path = if step % 2 == 0 { acc.save_checkpoint() } else { acc.save_checkpoint_in_background() };
+            let path = if step % 2 == 0 {
+                acc.save_checkpoint()
+            } else {
+                acc.save_checkpoint_in_background()
+            };
             assert!(path.unwrap().ends_with(format!("checkpoint_{}", step - 1)));
         });
         run.acc.finish_saving().unwrap();
@@ -273,7 +335,10 @@ fn numbered_checkpoints_are_pruned_when_the_next_is_there_and_the_newest_whole_o
         names
     };
     assert_eq!(names(), ["checkpoint_2", "checkpoint_3", "latest"]);
-    assert_eq!(fs::read_to_string(checkpoints.folder.join("latest")).unwrap(), "checkpoint_3");
+    assert_eq!(
+        fs::read_to_string(checkpoints.folder.join("latest")).unwrap(),
+        "checkpoint_3"
+    );
     // What a killed save leaves is no checkpoint; a damaged one is skipped, and why is told.
     fs::create_dir(checkpoints.folder.join(".checkpoint_4.partial")).unwrap();
     fs::remove_file(checkpoints.folder.join("checkpoint_3/rank-00000.safetensors")).unwrap();
@@ -281,7 +346,10 @@ fn numbered_checkpoints_are_pruned_when_the_next_is_there_and_the_newest_whole_o
         let run = start(communicator, builder(), 5);
         let loaded = run.acc.load_state(&checkpoints.folder).unwrap();
         assert!(loaded.folder.ends_with("checkpoint_2"));
-        assert!(loaded.skipped.len() == 1 && loaded.skipped[0].contains("rank-00000.safetensors"), "{loaded:?}");
+        assert!(
+            loaded.skipped.len() == 1 && loaded.skipped[0].contains("rank-00000.safetensors"),
+            "{loaded:?}"
+        );
         assert!(run.acc.save_checkpoint().unwrap().ends_with("checkpoint_4"));
     });
     let nothing = tempfile::tempdir().unwrap();
@@ -295,12 +363,18 @@ fn a_rank_that_cannot_write_fails_all_and_a_failure_in_the_background_is_told_by
     let blocked = folder.path().join("file");
     fs::write(&blocked, "in the way").unwrap();
     on_ranks(2, |communicator| {
-        let checkpoints = Checkpoints { folder: blocked.join("checkpoints"), total_limit: None };
+        let checkpoints = Checkpoints {
+            folder: blocked.join("checkpoints"),
+            total_limit: None,
+        };
         let mut run = start(communicator, AcceleratorBuilder::default().checkpoints(checkpoints), 5);
         run.train(1, |_, _| ());
         assert!(run.acc.save_state(blocked.join("here")).is_err());
         let existing = run.acc.save_state(folder.path()).unwrap_err().to_string();
-        assert!(!run.acc.is_main_process() || existing.contains("it exists already"), "{existing}");
+        assert!(
+            !run.acc.is_main_process() || existing.contains("it exists already"),
+            "{existing}"
+        );
         assert!(run.acc.save_checkpoint_in_background().is_err() || run.acc.finish_saving().is_err());
         run.acc.wait_for_everyone().unwrap();
     });
@@ -312,7 +386,8 @@ fn several_models_are_saved_together() {
     let path = folder.path().join("both");
     let two = |acc: &dyn Accelerator, seed| {
         let other = acc.for_another_model(ParameterSet::none()).unwrap();
-        let layers = [acc, &*other].map(|acc| linear(2, 2, acc.var_builder(Weights::Random { seed }).unwrap()).unwrap());
+        let layers =
+            [acc, &*other].map(|acc| linear(2, 2, acc.var_builder(Weights::Random { seed }).unwrap()).unwrap());
         acc.prepare_optimizer(Box::new(AdamW::default())).unwrap();
         other.prepare_optimizer(Box::new(AdamW::default())).unwrap();
         (other, layers)
@@ -321,7 +396,9 @@ fn several_models_are_saved_together() {
         let acc = build(AcceleratorBuilder::default().communicator(communicator));
         let (other, layers) = two(&*acc, 1);
         let ones = Tensor::ones((1, 2), DType::F32, &Device::Cpu).unwrap();
-        other.backward(&layers[1].forward(&ones).unwrap().sqr().unwrap().mean_all().unwrap()).unwrap();
+        other
+            .backward(&layers[1].forward(&ones).unwrap().sqr().unwrap().mean_all().unwrap())
+            .unwrap();
         acc.save_state(&path).unwrap();
         layers.map(|layer| flat(layer.weight()))
     });

@@ -1,15 +1,19 @@
 //! The accelerator over worlds of threads, its loader, schedules and settings.
 
 mod accumulating;
+mod checkpoints;
+mod collating;
 mod configured;
 mod deepspeed;
 mod files;
+mod fp8;
 mod fully_sharded;
 mod fully_sharded_training;
 mod joining;
 mod learning_rates;
 mod loading;
 mod local_sgd;
+mod loop_settings;
 mod metrics;
 #[cfg(feature = "parquet")]
 mod parquet_files;
@@ -24,6 +28,7 @@ mod several_models;
 mod skipping;
 mod tensors;
 mod training;
+mod weighted;
 
 use candle_core::Tensor;
 use sconce_collectives::{Communicator, Options, shm};

@@ -134,7 +134,7 @@ fn variables_that_cannot_be_used_are_refused_with_their_name_and_value() {
         ("USE_DEEPSPEED", "maybe", "true or false"),
         ("DEEPSPEED_ZERO_STAGE", "4", "0, 1, 2 or 3"),
         ("DEEPSPEED_ZERO_STAGE", "two", "0, 1, 2 or 3"),
-        ("MIXED_PRECISION", "fp8", "no, bf16 or fp16"),
+        ("MIXED_PRECISION", "fp4", "no, bf16, fp16 or fp8"),
         ("GRADIENT_ACCUMULATION_STEPS", "0", "whole number above 0"),
         ("GRADIENT_CLIPPING", "-1", "a number from 0"),
         ("GRADIENT_CLIPPING", "inf", "a number from 0"),

@@ -1,9 +1,12 @@
 //! Schedules, against transformers' traces.
 
-use super::{accelerator, build, fixture};
+use super::training::{dataset, loss, model};
+use super::{accelerator, build, fixture, on_ranks};
 use sconce_collectives::single;
-use sconce_core::schedule::ConstantSchedule;
-use sconce_core::{AcceleratorBuilder, LinearSchedule, Schedule, Scheduler, Sgd, Weights};
+use sconce_core::schedule::{ConstantSchedule, LambdaSchedule, OneCycleLr};
+use sconce_core::{
+    AcceleratorBuilder, DataLoader, LinearSchedule, LossScaling, Schedule, ScheduleAdvance, Scheduler, Sgd, Weights,
+};
 
 #[test]
 fn the_linear_schedule_follows_transformers_step_by_step() {
@@ -93,4 +96,113 @@ fn the_constant_schedule_keeps_the_optimizers_own_rate() {
         [0, 1, 1000].map(|step| ConstantSchedule.learning_rate(0.3, step)),
         [0.3; 3]
     );
+}
+
+/// What a builder is told, and the steps of one call after a step that took place, by the number of ranks.
+type Counting = (fn(AcceleratorBuilder) -> AcceleratorBuilder, fn(u64) -> u64);
+
+/// Every way of counting; the first two are tied to the optimizer.
+fn countings() -> Vec<Counting> {
+    vec![
+        (|builder| builder, |_| 1),
+        (
+            |builder| builder.schedule_advance(ScheduleAdvance::WorldSize),
+            |ranks| ranks,
+        ),
+        (|builder| builder.step_scheduler_with_optimizer(false), |_| 1),
+        (
+            |builder| {
+                builder
+                    .step_scheduler_with_optimizer(false)
+                    .schedule_advance(ScheduleAdvance::WorldSize)
+            },
+            |_| 1,
+        ),
+    ]
+}
+
+#[test]
+fn a_scheduler_counts_as_accelerates_does_when_it_is_told_to() {
+    // Accelerate's tests/test_scheduler.py: a rate of 1 - n/10, one good step, then one that overflows.
+    for ranks in 1..=4 {
+        for (number, (set, steps)) in countings().into_iter().enumerate() {
+            on_ranks(ranks, |communicator| {
+                let builder = AcceleratorBuilder::default()
+                    .communicator(communicator)
+                    .loss_scaling(LossScaling::Static(1.0));
+                let acc = build(set(builder));
+                let model = model(&*acc);
+                let rule = Sgd {
+                    learning_rate: 1.0,
+                    ..Sgd::default()
+                };
+                let falling = LambdaSchedule::new(|step| 1.0 - step as f64 / 10.0);
+                let loader = DataLoader::new(dataset(4 * ranks).2, 2);
+                let (mut optimizer, mut loader, mut scheduler) = acc.prepare(rule, loader, falling).unwrap();
+                let mut rates = Vec::new();
+                for (batch, factor) in (&mut loader).into_iter().zip([1.0, f64::INFINITY]) {
+                    acc.backward(&(loss(&model, &batch.unwrap()) * factor).unwrap())
+                        .unwrap();
+                    optimizer.step().unwrap();
+                    scheduler.step().unwrap();
+                    optimizer.zero_grad().unwrap();
+                    rates.push(scheduler.learning_rate());
+                }
+                assert!(optimizer.step_was_skipped());
+                let once = steps(ranks as u64);
+                let twice = if number < 2 { once } else { 2 };
+                let expected = [once, twice].map(|steps| 1.0 - steps as f64 / 10.0);
+                assert_eq!(rates, expected, "{ranks} ranks, counting {number}");
+                assert_eq!(scheduler.steps(), twice);
+            });
+        }
+    }
+}
+
+#[test]
+fn a_schedule_of_single_process_steps_ends_where_accelerates_does_with_accumulation() {
+    // Accelerate: 2 ranks, linear decay over 20; the rate is 0 after 10 windows, and not before.
+    for steps in [1, 2, 4] {
+        on_ranks(2, |communicator| {
+            let acc = build(
+                AcceleratorBuilder::default()
+                    .communicator(communicator)
+                    .gradient_accumulation_steps(steps)
+                    .schedule_advance(ScheduleAdvance::WorldSize),
+            );
+            let _model = model(&*acc);
+            let optimizer = acc.prepare_optimizer(Box::new(Sgd::default())).unwrap();
+            let decay = LinearSchedule {
+                warmup_steps: 0,
+                total_steps: 20,
+            };
+            let mut scheduler = Scheduler::new(decay, &optimizer);
+            let mut rates = Vec::new();
+            for _ in 0..10 * steps {
+                acc.accumulate();
+                scheduler.step().unwrap();
+                rates.push(scheduler.learning_rate());
+            }
+            assert_eq!(rates.pop(), Some(0.0));
+            assert!(rates.iter().all(|rate| *rate > 0.0));
+        });
+    }
+}
+
+#[test]
+fn a_cycle_that_is_passed_keeps_its_last_rate() {
+    let cycle = OneCycleLr::new(0.5, 2);
+    on_ranks(3, |communicator| {
+        let acc = build(
+            AcceleratorBuilder::default()
+                .communicator(communicator)
+                .schedule_advance(ScheduleAdvance::WorldSize),
+        );
+        let _model = model(&*acc);
+        let optimizer = acc.prepare_optimizer(Box::new(Sgd::default())).unwrap();
+        let mut scheduler = Scheduler::new(cycle, &optimizer);
+        scheduler.step().unwrap();
+        assert_eq!(scheduler.steps(), 3);
+        assert_eq!(scheduler.learning_rate(), cycle.learning_rate(1.0, 1));
+    });
 }

@@ -253,3 +253,95 @@ fn unused_parameters_are_an_error_unless_they_are_allowed() {
         });
     }
 }
+
+/// What training from one batch is told by `misuse`.
+fn told(
+    builder: AcceleratorBuilder,
+    misuse: impl Fn(&dyn Accelerator, &mut sconce_core::Optimizer, &Linear, &[Tensor]),
+) {
+    let acc = build(builder.communicator(sconce_collectives::single()));
+    let model = model(&*acc);
+    let (mut optimizer, mut loader, _) = acc
+        .prepare(
+            Sgd::default(),
+            DataLoader::new(dataset(4).2, 4),
+            sconce_core::schedule::ConstantSchedule,
+        )
+        .unwrap();
+    let batch = (&mut loader).into_iter().next().unwrap().unwrap();
+    misuse(&*acc, &mut optimizer, &model, &batch);
+}
+
+#[track_caller]
+fn assert_says<T>(outcome: sconce_core::Result<T>, parts: &[&str]) {
+    let text = outcome.err().expect("an error was expected").to_string();
+    parts
+        .iter()
+        .for_each(|part| assert!(text.contains(part), "{part:?} in {text:?}"));
+}
+
+#[test]
+fn a_loss_is_back_propagated_once_before_and_after_a_step() {
+    let again = ["back-propagated already", "forward again"];
+    told(AcceleratorBuilder::default(), |acc, optimizer, model, batch| {
+        let first = loss(model, batch);
+        acc.backward(&first).unwrap();
+        let norm = acc.engine().grad_norm().unwrap();
+        assert_says(acc.backward(&first), &again);
+        assert_says(acc.backward_weighted(&first, 1.0), &again);
+        // Nothing has been added, and the loop can go on.
+        assert_eq!(acc.engine().grad_norm().unwrap(), norm);
+        optimizer.step().unwrap();
+        optimizer.zero_grad().unwrap();
+        assert_says(acc.backward(&first), &again);
+        acc.backward(&loss(model, batch)).unwrap();
+        optimizer.step().unwrap();
+    });
+}
+
+#[test]
+fn a_loss_of_several_numbers_is_an_error_that_says_what_to_do_and_spends_nothing() {
+    told(AcceleratorBuilder::default(), |acc, _, model, batch| {
+        let several = model.forward(&batch[0]).unwrap();
+        assert_says(acc.backward(&several), &["[4, 1]", "mean_all"]);
+        assert_says(acc.backward_weighted(&several, 1.0), &["[4, 1]", "mean_all"]);
+        acc.backward(&loss(model, batch)).unwrap();
+    });
+}
+
+#[test]
+fn an_optimizer_of_a_model_that_was_not_built_by_the_accelerator_is_refused() {
+    let acc = accelerator(sconce_collectives::single());
+    let variables = candle_nn::VarMap::new();
+    let vb = candle_nn::VarBuilder::from_varmap(&variables, candle_core::DType::F32, acc.device());
+    let _model = candle_nn::linear(FEATURES, 1, vb).unwrap();
+    assert_says(
+        acc.prepare_optimizer(Box::new(Sgd::default())),
+        &["no parameters", "var_builder"],
+    );
+}
+
+#[test]
+fn what_is_not_finite_is_found_when_it_is_looked_for() {
+    told(
+        AcceleratorBuilder::default().detect_anomaly(true),
+        |acc, _, model, batch| {
+            let broken = (loss(model, batch) * f64::NAN).unwrap();
+            assert_says(acc.backward(&broken), &["the loss is NaN"]);
+        },
+    );
+    told(
+        AcceleratorBuilder::default().detect_anomaly(true),
+        |acc, _, model, batch| {
+            // The derivative of a root of zero.
+            let root = (model.weight() - model.weight())
+                .unwrap()
+                .sqrt()
+                .unwrap()
+                .sum_all()
+                .unwrap();
+            let broken = (loss(model, batch) + root).unwrap();
+            assert_says(acc.backward(&broken), &["\"weight\" is the first", "3 NaN"]);
+        },
+    );
+}

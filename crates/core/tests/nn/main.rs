@@ -7,6 +7,7 @@ mod dropout;
 mod embedding;
 mod layer_norm;
 mod linear;
+mod mixed_dtypes;
 mod oracle;
 mod rms_norm;
 mod rotary;

@@ -20,6 +20,7 @@
 
 mod accumulation;
 mod agreement;
+mod anomalies;
 mod candle_optimizers;
 mod clipping;
 mod depth;

@@ -249,3 +249,29 @@ fn floats_are_converted_at_the_border_of_units_and_nothing_else_is() {
         }
     }
 }
+
+#[test]
+fn parameters_that_are_kept_in_f32_have_no_masters_and_are_one_however_they_are_asked_for() {
+    let kept = EngineOptions {
+        keep_in_f32: ParameterSet::matching(|parameter| parameter.name == "kept"),
+        ..EngineOptions::default()
+    };
+    let engine = engine(&sconce_collectives::single(), kept);
+    let source = sconce_zero::Weights::Random { seed: 3 };
+    let vb = engine
+        .var_builder(source, DType::BF16, &candle_core::Device::Cpu)
+        .unwrap();
+    let tensor = |name: &str, dtype| vb.get_with_hints_dtype(10, name, candle_nn::Init::Const(0.1), dtype);
+    assert_eq!(tensor("kept", DType::BF16).unwrap().dtype(), DType::F32);
+    assert_eq!(tensor("narrow", DType::BF16).unwrap().dtype(), DType::BF16);
+    // Exactly the number, where 16 bits would have rounded it.
+    assert_eq!(super::flat(&tensor("kept", DType::F16).unwrap()), [0.1; 10]);
+    assert_eq!(
+        tensor("kept", DType::BF16).unwrap().id(),
+        tensor("kept", DType::F32).unwrap().id()
+    );
+    assert!(tensor("narrow", DType::F32).is_err());
+    engine.set_optimizer(Box::new(AdamW::default())).unwrap();
+    let memory = engine.memory();
+    assert_eq!((memory.parameters, memory.masters), (10 * 4 + 10 * 2, 10 * 4));
+}
