@@ -16,6 +16,7 @@ mod prefetching;
 mod random;
 mod resuming;
 mod run_settings;
+mod sampling;
 mod schedules;
 mod settings;
 mod skipping;
