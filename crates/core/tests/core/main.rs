@@ -22,6 +22,7 @@ mod processes;
 mod random;
 mod resuming;
 mod run_settings;
+mod sampling;
 mod schedules;
 mod settings;
 mod several_models;
