@@ -31,9 +31,17 @@ impl DeviceRequest {
     /// for each rank where the backend is NCCL, else the CPU.
     ///
     /// # Errors
-    /// [`Error::Setting`] for another device than `cpu`, `cuda` and `cuda:N`, and for a GPU where the CPU is asked for.
+    /// [`Error::Setting`] for another device than `cpu`, `cuda` and `cuda:N`, and for a GPU where the CPU is asked for;
+    /// [`Error::Device`] for `metal`.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let environment = Environment { lookup: &lookup };
+        if let Some(device) = lookup(variable::SCONCE_DEVICE).map(|text| text.trim().to_ascii_lowercase())
+            && (device == "metal" || device.starts_with("metal:"))
+        {
+            let reason =
+                "Sconce does not compute on Metal: it runs on Linux, where there is none; use cpu or cuda".into();
+            return Err(Error::Device { device, reason });
+        }
         let must_be_cpu = environment.flag(variable::ACCELERATE_USE_CPU)? == Some(true);
         let named = environment.value(
             variable::SCONCE_DEVICE,

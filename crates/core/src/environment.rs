@@ -5,6 +5,9 @@
 pub const ACCELERATE_GRADIENT_ACCUMULATION_STEPS: &str = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
 /// What the model computes in: `no` (f32), `bf16` or `fp16`. Set by `sconce launch --mixed_precision`.
 pub const ACCELERATE_MIXED_PRECISION: &str = "ACCELERATE_MIXED_PRECISION";
+/// Whether each rank is bound to its share of its host's cores: `true` or `false`. Read and set by `sconce launch`
+/// (`--enable_cpu_affinity`), which binds the ranks.
+pub const ACCELERATE_CPU_AFFINITY: &str = "ACCELERATE_CPU_AFFINITY";
 /// Whether ranks compute on the CPU even where there is a GPU: `true` or `false`. Set by `sconce launch --cpu`.
 pub const ACCELERATE_USE_CPU: &str = "ACCELERATE_USE_CPU";
 /// Whether training state is sharded as DeepSpeed's ZeRO does: `true` or `false`. The variables below count only where

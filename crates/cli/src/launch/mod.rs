@@ -1,18 +1,23 @@
 //! `sconce launch`: starts a program once per rank on this host, and supervises the ranks.
 //!
 //! In reading order: the flags ([`arguments`], [`deepspeed`], [`fully_sharded`]) and what they ask for together
-//! ([`settings`]); the executable, built ([`build`]) or found ([`program`]); what the
-//! ranks are told ([`environment`], [`main_process`], [`rendezvous`]); each rank as a process ([`rank_process`],
+//! ([`settings`], [`gpu_ids`]); the executable, built ([`build`]) or found ([`program`]); what the
+//! ranks are told ([`environment`], [`main_process`], [`rendezvous`]); their cores ([`cpu_affinity`], [`gpu_nodes`],
+//! [`host_topology`]); each rank as a process ([`rank_process`],
 //! [`parent_death`]); their output ([`output`]); and watching them ([`mod@supervise`], [`stop_signals`], [`failure`]).
 //! Over MPI all from the ranks on is `mpirun`'s ([`mpirun`]).
 
 mod arguments;
 mod build;
 mod console;
+mod cpu_affinity;
 mod deepspeed;
 mod environment;
 mod failure;
 mod fully_sharded;
+mod gpu_ids;
+mod gpu_nodes;
+mod host_topology;
 mod line_splitter;
 mod main_process;
 mod mpirun;
@@ -36,7 +41,10 @@ pub(crate) use arguments::Arguments;
 use crate::command_error::CommandError;
 use arguments::Target;
 use console::Console;
+use cpu_affinity::CpuAffinity;
 use environment::{Environment, JobEnvironment};
+use gpu_nodes::gpu_nodes;
+use host_topology::HostTopology;
 use main_process::MainProcess;
 use mpirun::Mpirun;
 use output::Output;
@@ -55,10 +63,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
         .map_err(|reason| CommandError::failure(format!("cannot catch SIGCHLD: {reason}")))?;
     let (target, program_arguments) = arguments.target()?;
     let warning = settings::check(arguments, |name| std::env::var(name).ok())?;
-    let mpirun = match mpirun::backend(arguments, |name| std::env::var(name).ok())? {
+    let backend = mpirun::backend(arguments, |name| std::env::var(name).ok())?;
+    let mpirun = match backend {
         Backend::Mpi => Some(Mpirun::find(arguments)?),
         _ => None,
     };
+    let ranks = arguments.num_processes;
+    let of_ranks = environment::of_ranks(arguments);
+    let ranks_per_host = match &mpirun {
+        Some(mpirun) => mpirun.ranks_per_host(ranks),
+        None => Some(ranks),
+    };
+    gpu_ids::check(arguments, ranks_per_host, &of_ranks)?;
+    let binds = cpu_affinity::is_wanted(&of_ranks)?;
     let main_process = MainProcess::choose(arguments.main_process_ip.as_deref(), arguments.main_process_port)?;
     let (executable, name) = match target {
         Target::Program(name) => (program::find(&name, std::env::var_os("PATH"))?, name),
@@ -68,16 +85,26 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
         }
     };
     if let Some(warning) = warning {
-        // A stderr that nobody reads is no reason to stop.
-        let _ = io::stderr().lock().write_all(warning.as_bytes());
+        tell(&warning);
     }
+    let affinity = match binds {
+        true if mpirun.is_none() => {
+            let host = HostTopology::of_host();
+            let nodes = gpu_nodes(&host, ranks, backend, &of_ranks);
+            CpuAffinity::split(&host, &nodes).map_err(not_bound).ok()
+        }
+        _ => None,
+    };
     let cores = available_parallelism().map_or(1, usize::from);
     if let Some(mpirun) = mpirun {
-        let ranks = arguments.num_processes;
-        let cores = cores / mpirun.ranks_per_host(ranks);
+        let cores = cores / ranks_per_host.unwrap_or(ranks);
         let environment = JobEnvironment::new(arguments, std::env::vars_os(), cores);
         return Err(mpirun.start(ranks, &environment, &executable, &program_arguments));
     }
+    // Without binding a quota may leave fewer than there are.
+    let cores = affinity
+        .as_ref()
+        .map_or(cores / ranks, |affinity| affinity.fewest().min(cores));
     let rendezvous = Rendezvous::host()?;
     let environment = Environment::new(
         arguments,
@@ -97,10 +124,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
     let mut signals = StopSignals::catch().map_err(cannot_start)?;
     let started = Instant::now();
     let (ranks, output) = match arguments.num_processes {
-        1 => (vec![start_one(command_of(0)).map_err(cannot_start)?], None),
+        1 => {
+            let rank = bound(affinity.as_ref(), 0, || start_one(command_of(0)));
+            (vec![rank.map_err(cannot_start)?], None)
+        }
         count => {
             let console = Console::new(!arguments.no_prefix);
-            let (ranks, output) = start_several((0..count).map(command_of), console).map_err(cannot_start)?;
+            let commands = (0..count).map(command_of);
+            let (ranks, output) = start_several(commands, affinity.as_ref(), console).map_err(cannot_start)?;
             (ranks, Some(output))
         }
     };
@@ -130,6 +161,24 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
     }
 }
 
+/// Starts a rank by `start`, on cores of its own where ranks are bound.
+fn bound<T>(affinity: Option<&CpuAffinity>, rank: usize, start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    match affinity {
+        Some(affinity) => affinity.start(rank, start),
+        None => start(),
+    }
+}
+
+/// Tells why ranks are not bound to cores, although that was asked for.
+fn not_bound(reason: String) {
+    tell(&format!("notice: ranks are not bound to cores: {reason}\n"));
+}
+
+/// Writes to stderr. That nobody reads it is no reason to stop.
+fn tell(text: &str) {
+    let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
 /// Starts a single rank, with the launcher's own input and output.
 fn start_one(command: Command) -> io::Result<RankProcess> {
     let group = if io::stdin().is_terminal() {
@@ -141,7 +190,11 @@ fn start_one(command: Command) -> io::Result<RankProcess> {
 }
 
 /// Starts one rank per command, with no input, and output that goes to `console`. If one cannot be started, none stays.
-fn start_several(commands: impl Iterator<Item = Command>, console: Console) -> io::Result<(Vec<RankProcess>, Output)> {
+fn start_several(
+    commands: impl Iterator<Item = Command>,
+    affinity: Option<&CpuAffinity>,
+    console: Console,
+) -> io::Result<(Vec<RankProcess>, Output)> {
     let mut output = Output::new(console)?;
     let mut ranks = Vec::new();
     for (rank, mut command) in commands.enumerate() {
@@ -149,7 +202,7 @@ fn start_several(commands: impl Iterator<Item = Command>, console: Console) -> i
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut process = RankProcess::spawn(command, Group::Own)?;
+        let mut process = bound(affinity, rank, || RankProcess::spawn(command, Group::Own))?;
         output.carry(rank, process.child_mut())?;
         ranks.push(process);
     }

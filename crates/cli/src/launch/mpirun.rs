@@ -86,10 +86,9 @@ impl Mpirun {
         })
     }
 
-    /// How many of `ranks` the busiest host gets, as far as the launcher can tell.
-    pub(super) fn ranks_per_host(&self, ranks: usize) -> usize {
-        let hosts = self.hostfile.as_deref().map_or(1, hosts_in);
-        ranks.div_ceil(hosts)
+    /// How many of `ranks` some host gets at least; `None` without a hostfile, where a batch system may know of hosts.
+    pub(super) fn ranks_per_host(&self, ranks: usize) -> Option<usize> {
+        self.hostfile.as_deref().map(|file| ranks.div_ceil(hosts_in(file)))
     }
 
     /// Becomes `mpirun`; returns only if that fails.
