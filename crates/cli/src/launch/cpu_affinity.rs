@@ -30,7 +30,8 @@ pub(super) fn is_wanted(lookup: impl Fn(&str) -> Option<String>) -> Result<bool,
 /// The cores of each rank.
 #[derive(Debug)]
 pub(super) struct CpuAffinity {
-    of_launcher: CpuSet,
+    /// The launcher's own.
+    allowed: Vec<usize>,
     shares: Vec<Vec<usize>>,
 }
 
@@ -41,11 +42,9 @@ impl CpuAffinity {
     /// # Errors
     /// Why there is nothing to split, as a notice for the user.
     pub(super) fn split(host: &HostTopology, nodes: &[Option<usize>]) -> Result<Self, String> {
-        let of_launcher =
-            sched_getaffinity(None).map_err(|reason| format!("this process's cores cannot be read: {reason}"))?;
-        let allowed = Vec::from_iter((0..CpuSet::MAX_CPU).filter(|cpu| of_launcher.is_set(*cpu)));
+        let allowed = allowed()?;
         let shares = shares(host, &allowed, nodes)?;
-        Ok(Self { of_launcher, shares })
+        Ok(Self { allowed, shares })
     }
 
     /// The number of cores of the rank that has the fewest.
@@ -58,13 +57,27 @@ impl CpuAffinity {
     /// # Errors
     /// Those of `start`, and when the system does not grant the cores.
     pub(super) fn start<T>(&self, rank: usize, start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        let mut share = CpuSet::new();
-        self.shares[rank].iter().for_each(|cpu| share.set(*cpu));
-        sched_setaffinity(None, &share)?;
+        run_on(&self.shares[rank])?;
         let started = start();
-        sched_setaffinity(None, &self.of_launcher)?;
+        run_on(&self.allowed)?;
         started
     }
+}
+
+/// Returns the cores that this process may use.
+///
+/// # Errors
+/// The system's reason why they cannot be read.
+pub(super) fn allowed() -> Result<Vec<usize>, String> {
+    let set = sched_getaffinity(None).map_err(|reason| format!("this process's cores cannot be read: {reason}"))?;
+    Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
+}
+
+/// Has the calling thread run on `cores` only.
+fn run_on(cores: &[usize]) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    cores.iter().for_each(|cpu| set.set(*cpu));
+    Ok(sched_setaffinity(None, &set)?)
 }
 
 /// Splits `allowed` among ranks that are near to `nodes`: among those of a node its cores, if all have a node and each

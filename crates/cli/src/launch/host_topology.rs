@@ -29,6 +29,12 @@ impl HostTopology {
         Self { root: "/sys".into() }
     }
 
+    /// Returns how many logical cores are at work; 0 where the kernel does not say.
+    pub(super) fn cores(&self) -> usize {
+        let online = text(&self.root.join("devices/system/cpu/online"));
+        online.and_then(|list| cpus(&list)).map_or(0, |cpus| cpus.len())
+    }
+
     /// Returns the package and the number in it of the physical core that a logical one belongs to; logical cores that
     /// share one come together when sorted by it.
     pub(super) fn physical_core(&self, cpu: usize) -> (usize, usize) {
@@ -127,10 +133,12 @@ pub(super) mod tests {
     #[test]
     fn cores_are_read_as_the_kernel_lists_them() {
         let (_folder, host) = host(&[
+            ("devices/system/cpu/online", "0-7,10"),
             ("devices/system/node/node1/cpulist", "2-3,8"),
             ("devices/system/cpu/cpu5/topology/physical_package_id", "1"),
             ("devices/system/cpu/cpu5/topology/core_id", "3"),
         ]);
+        assert_eq!(host.cores(), 9);
         assert_eq!(host.cores_of_node(1), [2, 3, 8]);
         assert_eq!(host.cores_of_node(0), [0; 0]);
         assert_eq!(host.physical_core(5), (1, 3));

@@ -87,20 +87,22 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
     if let Some(warning) = warning {
         tell(&warning);
     }
-    let affinity = match binds {
-        true if mpirun.is_none() => {
-            let host = HostTopology::of_host();
+    let cores = available_parallelism().map_or(1, usize::from);
+    let host = HostTopology::of_host();
+    if let Some(mpirun) = mpirun {
+        let per_host = ranks_per_host.unwrap_or(ranks);
+        let binding = binds
+            .then(|| mpirun.binding(&host, per_host).map_err(not_bound).ok())
+            .flatten();
+        let environment = JobEnvironment::new(arguments, std::env::vars_os(), cores / per_host);
+        return Err(mpirun.start(ranks, binding, &environment, &executable, &program_arguments));
+    }
+    let affinity = binds
+        .then(|| {
             let nodes = gpu_nodes(&host, ranks, backend, &of_ranks);
             CpuAffinity::split(&host, &nodes).map_err(not_bound).ok()
-        }
-        _ => None,
-    };
-    let cores = available_parallelism().map_or(1, usize::from);
-    if let Some(mpirun) = mpirun {
-        let cores = cores / ranks_per_host.unwrap_or(ranks);
-        let environment = JobEnvironment::new(arguments, std::env::vars_os(), cores);
-        return Err(mpirun.start(ranks, &environment, &executable, &program_arguments));
-    }
+        })
+        .flatten();
     // Without binding a quota may leave fewer than there are.
     let cores = affinity
         .as_ref()

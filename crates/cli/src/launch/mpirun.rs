@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::arguments::Arguments;
+use super::cpu_affinity;
 use super::environment::JobEnvironment;
+use super::host_topology::HostTopology;
 use super::program;
 use crate::command_error::CommandError;
 use sconce_collectives::Backend;
@@ -91,29 +93,61 @@ impl Mpirun {
         self.hostfile.as_deref().map(|file| ranks.div_ceil(hosts_in(file)))
     }
 
-    /// Becomes `mpirun`; returns only if that fails.
+    /// How many of this host's hardware threads `mpirun` is to bind each rank to, with `per_host` ranks on a host.
+    ///
+    /// # Errors
+    /// Why it is not to bind them, as a notice for the user.
+    pub(super) fn binding(&self, host: &HostTopology, per_host: usize) -> Result<usize, String> {
+        let allowed = cpu_affinity::allowed()?;
+        match (self.family, allowed.len()) {
+            (Family::Hydra, _) => Err("it is known for Open MPI's mpirun only how it binds them".into()),
+            // It knows the limits of a container, but not those of a process.
+            (_, cores) if cores != host.cores() => Err(format!(
+                "mpirun would use the host's {} cores, and this process may use {cores} of them",
+                host.cores()
+            )),
+            (_, cores) if per_host > cores => Err(format!("{per_host} ranks have {cores} core(s) in common")),
+            (_, cores) => Ok(cores / per_host),
+        }
+    }
+
+    /// Becomes `mpirun`; returns only if that fails. Each rank is bound to as many hardware threads as `binding` says.
     pub(super) fn start(
         &self,
         ranks: usize,
+        binding: Option<usize>,
         environment: &JobEnvironment,
         executable: &Path,
         program_arguments: &[OsString],
     ) -> CommandError {
         let mut command = Command::new(&self.program);
-        command.args(self.flags(ranks, environment.names()));
+        command.args(self.flags(ranks, binding, environment.names()));
         command.arg(executable).args(program_arguments);
         environment.apply(&mut command);
         let reason = command.exec();
         CommandError::failure(format!("cannot start {}: {reason}", self.program.display()))
     }
 
-    fn flags<'a>(&self, ranks: usize, variables: impl Iterator<Item = &'a str>) -> Vec<OsString> {
+    fn flags<'a>(
+        &self,
+        ranks: usize,
+        binding: Option<usize>,
+        variables: impl Iterator<Item = &'a str>,
+    ) -> Vec<OsString> {
         let mut flags: Vec<OsString> = vec!["-n".into(), ranks.to_string().into()];
         let hostfile = self.hostfile.as_ref().map(|file| file.clone().into_os_string());
         match self.family {
             Family::OpenMpi => {
-                // Bound to one core, as is its default, a rank's threads would share it.
-                flags.extend(["--bind-to".into(), "none".into()]);
+                match binding {
+                    Some(threads) => {
+                        let map = format!("slot:PE={threads}");
+                        let words = ["--use-hwthread-cpus", "--bind-to", "hwthread", "--map-by"];
+                        flags.extend(words.map(OsString::from));
+                        flags.push(map.into());
+                    }
+                    // Bound to one core, as is its default, a rank's threads would share it.
+                    None => flags.extend(["--bind-to".into(), "none".into()]),
+                }
                 match hostfile {
                     Some(file) => flags.extend(["--hostfile".into(), file]),
                     // On this host any number of ranks goes, as without MPI.
@@ -144,25 +178,27 @@ fn hosts_in(file: &Path) -> usize {
 mod tests {
     use super::*;
 
-    fn flags(family: Family, hostfile: Option<&str>) -> String {
+    fn flags(family: Family, hostfile: Option<&str>, binding: Option<usize>) -> String {
         let mpirun = Mpirun {
             program: "mpirun".into(),
             family,
             hostfile: hostfile.map(PathBuf::from),
         };
-        let flags = mpirun.flags(4, ["A", "B"].into_iter());
+        let flags = mpirun.flags(4, binding, ["A", "B"].into_iter());
         flags.join(" ".as_ref()).into_string().unwrap()
     }
 
     #[test]
     fn each_family_is_told_ranks_hosts_and_variables_in_its_own_way() {
         assert_eq!(
-            flags(Family::OpenMpi, None),
+            flags(Family::OpenMpi, None, None),
             "-n 4 --bind-to none --oversubscribe -x A -x B"
         );
         let with_hosts = "-n 4 --bind-to none --hostfile hosts -x A -x B";
-        assert_eq!(flags(Family::OpenMpi, Some("hosts")), with_hosts);
-        assert_eq!(flags(Family::Hydra, Some("hosts")), "-n 4 -f hosts");
+        assert_eq!(flags(Family::OpenMpi, Some("hosts"), None), with_hosts);
+        assert_eq!(flags(Family::Hydra, Some("hosts"), None), "-n 4 -f hosts");
+        let bound = "-n 4 --use-hwthread-cpus --bind-to hwthread --map-by slot:PE=3 --oversubscribe -x A -x B";
+        assert_eq!(flags(Family::OpenMpi, None, Some(3)), bound);
     }
 
     #[test]

@@ -73,6 +73,35 @@ fn the_flag_and_the_variable_both_choose_mpi() {
 }
 
 #[test]
+fn mpirun_is_told_to_bind_ranks_to_their_share_of_the_cores() {
+    let folder = tempfile::tempdir().unwrap();
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    let (first, cores) = (online.trim(), std::thread::available_parallelism().unwrap().get());
+    if first != format!("0-{}", cores - 1) {
+        println!("skipped: this process may not use all cores of the host ({first})");
+        return;
+    }
+    let launch = |ranks: usize| {
+        let ranks = ranks.to_string();
+        let flags = ["-n", &ranks, "--backend", "mpi", "--enable_cpu_affinity", "/bin/true"];
+        launch(&folder, &flags, &[])
+    };
+    let expected = format!(
+        "arguments: -n 2 --use-hwthread-cpus --bind-to hwthread --map-by slot:PE={} ",
+        cores / 2
+    );
+    let output = launch(2);
+    assert!(text(&output.stdout).starts_with(&expected), "{output:?}");
+    let output = launch(cores + 1);
+    let told = format!(
+        "notice: ranks are not bound to cores: {} ranks have {cores} core(s) in common\n",
+        cores + 1
+    );
+    assert_eq!(text(&output.stderr), told);
+    assert!(text(&output.stdout).contains(" --bind-to none "), "{output:?}");
+}
+
+#[test]
 fn what_mpirun_cannot_do_is_one_error() {
     let folder = tempfile::tempdir().unwrap();
     for (flags, message) in [
