@@ -82,3 +82,54 @@ pub const SCONCE_DEVICE: &str = "SCONCE_DEVICE";
 pub const SCONCE_FLIGHT_RECORDER: &str = "SCONCE_FLIGHT_RECORDER";
 /// How long a collective waits for its peers, in seconds; 1800 by default.
 pub const SCONCE_TIMEOUT: &str = "SCONCE_TIMEOUT";
+
+/// All of them, in the order of this page.
+pub const ALL: &[&str] = &[
+    ACCELERATE_GRADIENT_ACCUMULATION_STEPS,
+    ACCELERATE_MIXED_PRECISION,
+    ACCELERATE_CPU_AFFINITY,
+    ACCELERATE_USE_CPU,
+    ACCELERATE_USE_DEEPSPEED,
+    ACCELERATE_DEEPSPEED_CONFIG_FILE,
+    ACCELERATE_DEEPSPEED_ZERO_STAGE,
+    ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE,
+    ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE,
+    ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH,
+    ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH,
+    ACCELERATE_DEEPSPEED_ZERO3_INIT,
+    ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL,
+    ACCELERATE_GRADIENT_CLIPPING,
+    ACCELERATE_USE_FSDP,
+    FSDP_VERSION,
+    FSDP_SHARDING_STRATEGY,
+    FSDP_RESHARD_AFTER_FORWARD,
+    FSDP_AUTO_WRAP_POLICY,
+    FSDP_TRANSFORMER_CLS_TO_WRAP,
+    FSDP_MIN_NUM_PARAMS,
+    FSDP_IGNORED_MODULES,
+    FSDP_BACKWARD_PREFETCH,
+    FSDP_FORWARD_PREFETCH,
+    FSDP_OFFLOAD_PARAMS,
+    FSDP_ACTIVATION_CHECKPOINTING,
+    FSDP_STATE_DICT_TYPE,
+    FSDP_USE_ORIG_PARAMS,
+    FSDP_SYNC_MODULE_STATES,
+    FSDP_CPU_RAM_EFFICIENT_LOADING,
+    SCONCE_DEVICE,
+    SCONCE_FLIGHT_RECORDER,
+    SCONCE_TIMEOUT,
+];
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn all_has_every_variable_of_this_page() {
+        let constants = include_str!("environment.rs").lines();
+        let name = |line: &'static str| {
+            line.strip_prefix("pub const ")?
+                .split_once(": &str = ")
+                .map(|(name, _)| name)
+        };
+        assert_eq!(super::ALL, Vec::from_iter(constants.filter_map(name)));
+    }
+}

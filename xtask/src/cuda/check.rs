@@ -17,7 +17,7 @@ const FOLDER: &str = "target/cuda-check";
 const QUICK: &str = "profile.dev.package.\"*\".opt-level=0";
 
 /// What such a build can show without a GPU: NCCL's protocol over a stand-in for NCCL, and how a GPU is refused.
-const TESTS: [&str; 3] = ["--lib", "--test", "device"];
+const TESTS: [&str; 5] = ["--lib", "--test", "device", "--test", "env"];
 
 /// Says whether this machine can run the check.
 pub(crate) fn can_run(shell: &Shell) -> bool {

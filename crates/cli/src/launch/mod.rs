@@ -23,7 +23,7 @@ mod main_process;
 mod mpirun;
 mod output;
 mod parent_death;
-mod program;
+pub(crate) mod program;
 mod rank_process;
 mod rendezvous;
 mod settings;

@@ -224,6 +224,22 @@ impl Library {
     }
 }
 
+/// Asks the library for its name and version; allowed at any time.
+pub(super) fn version() -> Result<String> {
+    let mut text = [0 as c_char; ffi::MPI_MAX_LIBRARY_VERSION_STRING as usize + 1];
+    let mut length = 0;
+    // SAFETY: room for the longest version and its end.
+    let code = unsafe { ffi::MPI_Get_library_version(text.as_mut_ptr(), &raw mut length) };
+    if code != 0 {
+        let (what, hint) = (
+            format!("MPI does not tell its version (code {code})"),
+            "see `mpirun --version`".into(),
+        );
+        return Err(Error::Unsupported { what, hint });
+    }
+    Ok(until_end(&text))
+}
+
 /// Has `at_exit` called when the process ends in an orderly way.
 pub(super) fn call_at_exit(at_exit: extern "C" fn()) {
     unsafe extern "C" {
@@ -393,8 +409,13 @@ fn message(code: c_int) -> String {
     if told != 0 {
         return format!("error {code}");
     }
-    // SAFETY: MPI has ended the text with a zero, and the last element is one in any case.
-    let text = unsafe { CStr::from_ptr(text.as_ptr()) };
+    until_end(&text)
+}
+
+/// The characters before the first zero.
+fn until_end(text: &[c_char]) -> String {
+    let bytes = Vec::from_iter(text.iter().map(|character| *character as u8));
+    let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
     text.to_string_lossy().into_owned()
 }
 

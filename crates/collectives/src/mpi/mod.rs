@@ -85,3 +85,13 @@ pub fn connect(world: &World, options: &Options) -> Result<Arc<dyn Communicator>
     });
     all.connect(options)
 }
+
+/// Returns the name and version of the MPI library, without initialising it.
+///
+/// # Errors
+/// [`Error::Unsupported`] when it does not tell them.
+pub fn library_version() -> Result<String> {
+    // Open MPI's holds commas and more; the rest of the first line is what identifies it.
+    let version = library::version()?;
+    Ok(version.lines().next().unwrap_or_default().trim().to_owned())
+}
