@@ -1,11 +1,11 @@
 //! `sconce launch --backend mpi`: hands the start of the ranks to `mpirun`, which knows hosts and fabric.
 //!
 //! Only `mpirun` can make a world of MPI's: ranks that are started one by one are worlds of one. So the launcher checks the
-//! command line, says what the ranks inherit, and becomes `mpirun`; output, signals and the exit code are `mpirun`'s.
+//! command line, says what the ranks inherit, and supervises `mpirun` as it would a rank: it passes output on by rank
+//! ([`rank_tags`](super::rank_tags)) and signals to `mpirun`, whose exit code is the job's.
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -60,7 +60,6 @@ impl Mpirun {
         let idle = [
             ("--main_process_ip", arguments.main_process_ip.is_some()),
             ("--main_process_port", arguments.main_process_port.is_some()),
-            ("--no_prefix", arguments.no_prefix),
         ];
         if let Some((flag, _)) = idle.iter().find(|(_, given)| *given) {
             let error = CommandError::usage(format!("{flag} has no effect with --backend mpi"));
@@ -111,21 +110,25 @@ impl Mpirun {
         }
     }
 
-    /// Becomes `mpirun`; returns only if that fails. Each rank is bound to as many hardware threads as `binding` says.
-    pub(super) fn start(
+    /// The file of `mpirun`.
+    pub(super) fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// Returns the command that starts the ranks, each bound to as many hardware threads as `binding` says.
+    pub(super) fn command(
         &self,
         ranks: usize,
         binding: Option<usize>,
         environment: &JobEnvironment,
         executable: &Path,
         program_arguments: &[OsString],
-    ) -> CommandError {
+    ) -> Command {
         let mut command = Command::new(&self.program);
         command.args(self.flags(ranks, binding, environment.names()));
         command.arg(executable).args(program_arguments);
         environment.apply(&mut command);
-        let reason = command.exec();
-        CommandError::failure(format!("cannot start {}: {reason}", self.program.display()))
+        command
     }
 
     fn flags<'a>(
@@ -138,6 +141,7 @@ impl Mpirun {
         let hostfile = self.hostfile.as_ref().map(|file| file.clone().into_os_string());
         match self.family {
             Family::OpenMpi => {
+                flags.push("--tag-output".into());
                 match binding {
                     Some(threads) => {
                         let map = format!("slot:PE={threads}");
@@ -192,12 +196,13 @@ mod tests {
     fn each_family_is_told_ranks_hosts_and_variables_in_its_own_way() {
         assert_eq!(
             flags(Family::OpenMpi, None, None),
-            "-n 4 --bind-to none --oversubscribe -x A -x B"
+            "-n 4 --tag-output --bind-to none --oversubscribe -x A -x B"
         );
-        let with_hosts = "-n 4 --bind-to none --hostfile hosts -x A -x B";
+        let with_hosts = "-n 4 --tag-output --bind-to none --hostfile hosts -x A -x B";
         assert_eq!(flags(Family::OpenMpi, Some("hosts"), None), with_hosts);
         assert_eq!(flags(Family::Hydra, Some("hosts"), None), "-n 4 -f hosts");
-        let bound = "-n 4 --use-hwthread-cpus --bind-to hwthread --map-by slot:PE=3 --oversubscribe -x A -x B";
+        let bound =
+            "-n 4 --tag-output --use-hwthread-cpus --bind-to hwthread --map-by slot:PE=3 --oversubscribe -x A -x B";
         assert_eq!(flags(Family::OpenMpi, None, Some(3)), bound);
     }
 

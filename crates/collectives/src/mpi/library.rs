@@ -203,10 +203,14 @@ impl Library {
 
     /// Ends this process, and with it the job.
     pub(super) fn abort(&self) -> ! {
-        let _ = self.call("MPI_Abort", || {
-            // SAFETY: allowed from any thread between initialising and finalising.
-            unsafe { ffi::MPI_Abort(self.world.0, 1) }
-        });
+        // Where one thread at a time may call MPI, another may never come back from it.
+        let is_free = self.one_at_a_time.as_ref().is_none_or(|lock| lock.try_lock().is_ok());
+        if is_free {
+            let _ = self.call("MPI_Abort", || {
+                // SAFETY: allowed from any thread between initialising and finalising.
+                unsafe { ffi::MPI_Abort(self.world.0, 1) }
+            });
+        }
         std::process::abort()
     }
 
