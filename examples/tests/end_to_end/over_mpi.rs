@@ -72,7 +72,8 @@ fn kill_9_of_one_rank_ends_the_job_over_mpi_and_names_the_rank() {
     job.env("SCONCE_FLIGHT_RECORDER", folder.path());
     let mut job = job.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(job.stdout.take().unwrap()).lines();
-    let mut steps = lines.map_while(Result::ok).filter(|line| line.contains("loss"));
+    let is_step = |line: &String| line.starts_with("[rank 0] step") && line.contains("loss");
+    let mut steps = lines.map_while(Result::ok).filter(is_step);
     assert!(steps.nth(1).is_some(), "two steps were printed");
     let victim = rank_of_job(job.id(), "2").expect("rank 2 runs");
     let killed = Command::new("kill").args(["-9", &victim.to_string()]).status();
@@ -82,6 +83,8 @@ fn kill_9_of_one_rank_ends_the_job_over_mpi_and_names_the_rank() {
     assert!(!ended.status.success());
     let stderr = text(&ended.stderr);
     assert!(stderr.contains("rank 2 ") && stderr.contains("signal 9"), "{stderr}");
+    let last = "; the first rank that it saw fail is rank 2\n";
+    assert!(stderr.contains("\nerror: mpirun ") && stderr.contains(last), "{stderr}");
 }
 
 /// The process of a rank among those that descend from `job`.

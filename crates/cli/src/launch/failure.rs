@@ -79,7 +79,7 @@ pub(super) fn report_job(
     match last_lines.get(&None).and_then(blamed) {
         Some(rank) => {
             let told = end_of_stderr(rank, talkers, last_lines);
-            format!("error: rank {rank} failed first: {end}\n{told}")
+            format!("error: {end}; the first rank that it saw fail is rank {rank}\n{told}")
         }
         None => format!("error: {end}; it has said why above\n"),
     }
@@ -269,7 +269,7 @@ mod tests {
             "mpirun noticed that process rank 12 with PID 0 on node a exited on signal 9 (Killed).",
             "MPI_ABORT was invoked on rank 12 in communicator MPI COMMUNICATOR 3 DUP FROM 0",
         ] {
-            let expected = "error: rank 12 failed first: mpirun exited with code 3 after 1.2 s\n  \
+            let expected = "error: mpirun exited with code 3 after 1.2 s; the first rank that it saw fail is rank 12\n  \
                             the end of its stderr:\n    no such file\n";
             assert_eq!(job_report(&["mpirun detected that", line], 3), expected);
         }

@@ -117,11 +117,11 @@ fn lines_of_ranks_are_marked_and_the_rank_that_failed_first_is_told_last() {
     let output = launch_with(work, &folder, &flags, &[]);
     assert_eq!(text(&output.stdout), "[rank 1] whole\n[rank 0] half and half\n");
     let stderr = text(&output.stderr);
-    let expected = "[rank 1] error: no data\n  Process name: [[4711,1],1]\nerror: rank 1 failed first: mpirun exited with \
-                    code 3 after ";
+    let expected = "[rank 1] error: no data\n  Process name: [[4711,1],1]\nerror: mpirun exited with code 3 after ";
     assert!(stderr.starts_with(expected), "{stderr}");
     assert!(
-        stderr.ends_with(" s\n  the end of its stderr:\n    error: no data\n"),
+        stderr
+            .ends_with(" s; the first rank that it saw fail is rank 1\n  the end of its stderr:\n    error: no data\n"),
         "{stderr}"
     );
     assert_eq!(output.status.code(), Some(3));

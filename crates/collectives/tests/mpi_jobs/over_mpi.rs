@@ -32,14 +32,12 @@ fn a_stuck_rank_is_named_and_the_job_ends() {
 #[test]
 #[cfg_attr(not(feature = "mpi"), ignore = "needs the feature mpi")]
 fn a_rank_that_is_stuck_while_groups_are_made_ends_the_job() {
-    // Some of them are stopped between the agreement and MPI's own call, which has no deadline.
-    for _ in 0..4 {
-        let (code, printed) = signal_rank_1(start(3, "stuck_splitting"), "-STOP");
-        assert_ne!(code, Some(0));
-        let is_named = printed.contains("1], which did not come");
-        let is_inside = printed.contains("inside MPI, without a deadline,");
-        assert!((is_named || is_inside) && printed.contains(" in split"), "{printed}");
-    }
+    let (code, printed) = signal_rank_1(start(3, "stuck_splitting"), "-STOP");
+    assert_ne!(code, Some(0));
+    // It is stopped before the agreement, or, mostly, between it and MPI's own call.
+    let is_named = printed.contains("1], which did not come");
+    let is_inside = printed.contains("inside MPI, without a deadline, in split");
+    assert!(is_named || is_inside, "{printed}");
 }
 
 /// Sends a signal to rank 1 once all three ranks are there; returns the job's exit code and what it printed.
