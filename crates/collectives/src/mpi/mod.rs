@@ -27,6 +27,8 @@
 //! - A deadline passes in waiting for calls: an error that names the late ranks. It passes in the middle of data, which
 //!   takes a peer that is stuck or a deadline that passed elsewhere at the same moment: what can be cancelled is
 //!   cancelled. If MPI still holds the caller's memory then, nothing but the end of the job can be sound: `MPI_Abort`.
+//! - `MPI_Comm_split` is MPI's own collective and has no deadline. It is called when all ranks have said that they come; a
+//!   rank that stops between the two makes the others end the job when the deadline passes.
 //! - At its end a process waits for the others' before it finalises MPI, without which `mpirun` counts it as failed; after
 //!   a failure it waits five seconds at most.
 
