@@ -81,7 +81,7 @@ pub(super) fn report_job(
             let told = end_of_stderr(rank, talkers, last_lines);
             format!("error: {end}; the first rank that it saw fail is rank {rank}\n{told}")
         }
-        None => format!("error: {end}; it has said why above\n"),
+        None => format!("error: {end}; what it and the ranks have said is above\n"),
     }
 }
 
@@ -273,7 +273,7 @@ mod tests {
                             the end of its stderr:\n    no such file\n";
             assert_eq!(job_report(&["mpirun detected that", line], 3), expected);
         }
-        let expected = "error: mpirun exited with code 1 after 1.2 s; it has said why above\n";
+        let expected = "error: mpirun exited with code 1 after 1.2 s; what it and the ranks have said is above\n";
         assert_eq!(job_report(&["There are not enough slots available"], 1), expected);
     }
 

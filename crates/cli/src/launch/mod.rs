@@ -110,10 +110,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
             CpuAffinity::split(&host, &nodes).map_err(not_bound).ok()
         })
         .flatten();
-    // Without binding a quota may leave fewer than there are.
-    let cores = affinity
-        .as_ref()
-        .map_or(cores / ranks, |affinity| affinity.fewest().min(cores));
+    // A rank's node may have fewer than its share, and a quota may leave fewer than there are.
+    let fewest = affinity.as_ref().map_or(usize::MAX, CpuAffinity::fewest);
+    let cores = (cores / ranks).min(fewest);
     let rendezvous = Rendezvous::host()?;
     let environment = Environment::new(
         arguments,
