@@ -16,7 +16,8 @@ const FOLDER: &str = "target/cuda-check";
 /// Dependencies of build scripts would be optimised as tests' are, for minutes.
 const QUICK: &str = "profile.dev.package.\"*\".opt-level=0";
 
-/// What such a build can show without a GPU: NCCL's protocol over a stand-in for NCCL, and how a GPU is refused.
+/// What such a build can show without a GPU: NCCL's protocol over a stand-in for NCCL, and how a GPU is refused, by the
+/// library and by the `sconce` of that build, which starts and says what is missing.
 const TESTS: [&str; 5] = ["--lib", "--test", "device", "--test", "env"];
 
 /// Says whether this machine can run the check.

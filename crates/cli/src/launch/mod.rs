@@ -219,7 +219,7 @@ fn start_several(
 /// Starts `mpirun`, likewise.
 fn start_job(command: Command, console: Console) -> io::Result<Started> {
     let mut output = Output::new(console)?;
-    let mut mpirun = RankProcess::spawn(piped(command), Group::Own)?;
+    let mut mpirun = RankProcess::spawn(piped(command), Group::Job)?;
     output.carry_tagged(mpirun.child_mut())?;
     Ok((vec![mpirun], Some(output)))
 }

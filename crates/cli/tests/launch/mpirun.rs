@@ -134,13 +134,33 @@ fn lines_of_ranks_are_marked_and_the_rank_that_failed_first_is_told_last() {
 fn a_signal_to_stop_reaches_mpirun() {
     let folder = tempfile::tempdir().unwrap();
     // The launcher is the parent of what stands in for mpirun.
-    let work = "trap 'echo told; exit 5' TERM; kill -TERM $PPID; while :; do sleep 0.01; done";
+    let work = "trap 'echo told; exit 5' TERM; kill -TERM $PPID; while :; do :; done";
     let output = launch_with(work, &folder, &["-n", "2", "--backend", "mpi", "/bin/true"], &[]);
     assert_eq!(text(&output.stdout), "told\n");
     assert_eq!(
         (output.status.code(), text(&output.stderr)),
         (Some(143), "error: stopped by SIGTERM\n".into())
     );
+}
+
+#[test]
+fn a_rank_that_a_killed_mpirun_leaves_behind_is_killed_too() {
+    let folder = tempfile::tempdir().unwrap();
+    // A rank in a group of its own, with a child, that heeds no signal; and an mpirun that does not end it.
+    let work = "trap '' TERM
+        setsid sh -c 'trap \"\" TERM; sleep 600 & echo $! > helper; echo $$ > new; mv new rank; wait; sleep 600' &
+        while [ ! -e rank ]; do sleep 0.01; done
+        kill -TERM $PPID; while :; do sleep 0.01; done";
+    let flags = ["-n", "2", "--backend", "mpi", "--kill_grace", "0.2", "/bin/true"];
+    let output = launch_with(work, &folder, &flags, &[]);
+    let expected = "error: stopped by SIGTERM\n  mpirun did not end when asked, and was killed\n";
+    assert_eq!(
+        (output.status.code(), text(&output.stderr)),
+        (Some(143), expected.into())
+    );
+    for file in ["rank", "helper"] {
+        assert!(!is_running(number_in(&folder.path().join(file))), "{file}");
+    }
 }
 
 #[test]
