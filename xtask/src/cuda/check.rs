@@ -16,8 +16,9 @@ const FOLDER: &str = "target/cuda-check";
 /// Dependencies of build scripts would be optimised as tests' are, for minutes.
 const QUICK: &str = "profile.dev.package.\"*\".opt-level=0";
 
-/// What such a build can show without a GPU: NCCL's protocol over a stand-in for NCCL, and how a GPU is refused.
-const TESTS: [&str; 3] = ["--lib", "--test", "device"];
+/// What such a build can show without a GPU: NCCL's protocol over a stand-in for NCCL, and how a GPU is refused, by the
+/// library and by the `sconce` of that build, which starts and says what is missing.
+const TESTS: [&str; 5] = ["--lib", "--test", "device", "--test", "env"];
 
 /// Says whether this machine can run the check.
 pub(crate) fn can_run(shell: &Shell) -> bool {
