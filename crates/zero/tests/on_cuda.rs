@@ -135,8 +135,13 @@ mod cuda {
         let layers = ["a", "b", "a"].map(|name| layer(vb.clone(), name).unwrap());
         let outside = vb.get(11, "outside").unwrap();
         engine.set_optimizer(Box::new(AdamW::default())).unwrap();
+        let edit = engine.edit(&ParameterSet::all(), 0, |scope| {
+            let values = scope.get("b.weight")?.to_device(&Device::Cpu)?;
+            scope.set("b.weight", &(values.to_dtype(DType::F32)? * 0.5)?)
+        });
+        edit.unwrap();
         let mut trace = Vec::new();
-        for step in 0..3 {
+        for _ in 0..3 {
             for micro in 0..2 {
                 let mut loss = outside.apply_op1(Probe).unwrap();
                 for layer in &layers {
@@ -152,13 +157,6 @@ mod cuda {
             trace.push((engine.clip_grad_norm(1.0).unwrap() as f32).to_bits());
             engine.step(0.01).unwrap();
             engine.zero_grad();
-            if step == 1 {
-                let edit = engine.edit(&ParameterSet::all(), 0, |scope| {
-                    let values = scope.get("b.weight")?.to_device(&Device::Cpu)?;
-                    scope.set("b.weight", &(values.to_dtype(DType::F32)? * 0.5)?)
-                });
-                edit.unwrap();
-            }
         }
         for (_, tensor) in engine.tensors(true).unwrap() {
             let tensor = tensor.to_device(&Device::Cpu).unwrap().to_dtype(DType::F32).unwrap();
