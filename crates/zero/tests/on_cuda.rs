@@ -14,6 +14,7 @@ fn training_on_a_cuda_device() {
 mod cuda {
     use candle_core::backend::{BackendDevice, BackendStorage};
     use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor};
+    use candle_nn::Init;
     use sconce_collectives::{Communicator, Options, shm};
     use sconce_zero::{
         AdamW, DataParallel, DiskOptions, Engine, EngineOptions, Offloaded, ParameterSet, ShardingStrategy, Tier, Unit,
@@ -84,7 +85,13 @@ mod cuda {
     type Layer = Unit<[Tensor; 2]>;
 
     fn layer(vb: candle_nn::VarBuilder<'_>, name: &str) -> Result<Layer> {
-        unit(vb, name, |vb| Ok([vb.get((13, 7), "weight")?, vb.get(5, "bias")?]))
+        unit(vb, name, |vb| {
+            Ok([random(&vb, (13, 7), "weight")?, random(&vb, 5, "bias")?])
+        })
+    }
+
+    fn random(vb: &candle_nn::VarBuilder<'_>, shape: impl Into<Shape>, name: &str) -> Result<Tensor> {
+        vb.get_with_hints(shape, name, Init::Randn { mean: 0.0, stdev: 0.5 })
     }
 
     fn ways(folder: &Path) -> Vec<(&'static str, EngineOptions)> {
@@ -133,7 +140,7 @@ mod cuda {
         let engine = Engine::new(Arc::clone(communicator), options).unwrap();
         let vb = engine.var_builder(Weights::Random { seed: 5 }, dtype, device).unwrap();
         let layers = ["a", "b", "a"].map(|name| layer(vb.clone(), name).unwrap());
-        let outside = vb.get(11, "outside").unwrap();
+        let outside = random(&vb, 11, "outside").unwrap();
         engine.set_optimizer(Box::new(AdamW::default())).unwrap();
         let edit = engine.edit(&ParameterSet::all(), 0, |scope| {
             let values = scope.get("b.weight")?.to_device(&Device::Cpu)?;
