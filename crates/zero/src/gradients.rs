@@ -70,8 +70,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const BLOCK: usize = 1 << 16;
 /// Buffers through which sharded gradients pass: one fills while two are being reduced.
 const PASSING_BUFFERS: usize = 3;
-/// Bytes of gradients that may be on their way from a device into buckets which have not left.
-const BYTES_ON_THEIR_WAY: usize = 64 << 20;
 /// Buckets with gradients from a device that may be away at once.
 const AWAY_FROM_A_DEVICE: usize = 2;
 
@@ -455,29 +453,6 @@ impl State {
         };
         let values = &values[layout.start_offset()..][..layout.shape().elem_count()];
         self.put(parameter, Elements::F32(values))
-    }
-
-    /// Begins to copy a gradient from a device, to be put into its place later.
-    fn expect_arrival(&mut self, parameter: usize, gradient: &Tensor) -> Result<()> {
-        let is_first = self.make_room(parameter)?;
-        let (number, slot) = self.places[parameter];
-        let has_left = number < self.left && self.is_reduced_now(number);
-        let bucket = &mut self.buckets[number];
-        if has_left || !matches!(bucket.memory, Memory::Here(_)) {
-            return Err(CAME_TWICE);
-        }
-        bucket.arrivals.push(Arrival {
-            reading: self.staging.read(gradient)?,
-            places: arrival::places(&bucket.layout, &bucket.layout.slots[slot]),
-            is_first,
-        });
-        self.is_from_device = true;
-        (self.holds[parameter], self.arrived[parameter]) = (true, true);
-        let on_their_way = self.buckets.iter().map(Bucket::bytes_on_their_way);
-        if on_their_way.sum::<usize>() > BYTES_ON_THEIR_WAY {
-            self.buckets.iter_mut().try_for_each(Bucket::land)?;
-        }
-        Ok(())
     }
 
     /// Sees to it that a gradient's bucket has memory, and says whether there is nothing yet to add the gradient to.

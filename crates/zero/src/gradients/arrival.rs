@@ -1,13 +1,20 @@
 //! Gradients that come from a device: on their way into a bucket's memory while the backward goes on.
 
+use super::{CAME_TWICE, State};
+use crate::Result;
+use crate::bucket::{Bucket, Memory};
 use crate::device::Reading;
 use crate::layout::{BucketLayout, Slot};
 use crate::storage::Elements;
+use candle_core::Tensor;
 use rayon::prelude::*;
 use std::ops::Range;
 
 /// Elements copied or added by one task.
 const BLOCK: usize = 1 << 16;
+
+/// Bytes of gradients that may be on their way into buckets which have not left.
+const BYTES_ON_THEIR_WAY: usize = 64 << 20;
 
 /// A gradient that a bucket waits for, and where it goes.
 #[derive(Debug)]
@@ -28,6 +35,31 @@ impl Arrival {
             is_first,
         } = self;
         reading.finish(|values| put(values.shared(), &places, bucket, is_first))
+    }
+}
+
+impl State {
+    /// Begins to copy a gradient from a device, to be put into its place later.
+    pub(super) fn expect_arrival(&mut self, parameter: usize, gradient: &Tensor) -> Result<()> {
+        let is_first = self.make_room(parameter)?;
+        let (number, slot) = self.places[parameter];
+        let has_left = number < self.left && self.is_reduced_now(number);
+        let bucket = &mut self.buckets[number];
+        if has_left || !matches!(bucket.memory, Memory::Here(_)) {
+            return Err(CAME_TWICE);
+        }
+        bucket.arrivals.push(Arrival {
+            reading: self.staging.read(gradient)?,
+            places: places(&bucket.layout, &bucket.layout.slots[slot]),
+            is_first,
+        });
+        self.is_from_device = true;
+        (self.holds[parameter], self.arrived[parameter]) = (true, true);
+        let on_their_way = self.buckets.iter().map(Bucket::bytes_on_their_way);
+        if on_their_way.sum::<usize>() > BYTES_ON_THEIR_WAY {
+            self.buckets.iter_mut().try_for_each(Bucket::land)?;
+        }
+        Ok(())
     }
 }
 
