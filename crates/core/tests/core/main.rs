@@ -7,6 +7,7 @@ mod deepspeed;
 mod files;
 mod fully_sharded;
 mod fully_sharded_training;
+mod golden;
 mod learning_rates;
 mod loading;
 mod metrics;
