@@ -5,10 +5,10 @@ use super::index::{BLOCK, BoxEntry};
 use bytemuck::cast_slice;
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
-use safetensors::tensor::Metadata;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
 use sconce_zero::PieceValues;
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
@@ -61,7 +61,7 @@ impl ArrayWriter {
             header.insert(planned.tensor.clone(), entry);
             offset = end;
         }
-        let mut text = serde_json::Value::Object(header).to_string();
+        let mut text = Value::Object(header).to_string();
         // So that the data begins at a multiple of 8, as readers that map it want it.
         text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
         let file = File::create_new(path).map_err(|error| unusable(path, &error))?;
@@ -205,10 +205,10 @@ impl OpenFile {
                 "a header of {size} bytes in a file of {length}: it is damaged, or not safetensors"
             )));
         }
-        let mut text = vec![0; size as usize + 8];
-        file.read_exact_at(&mut text, 0)
+        let mut text = vec![0; size as usize];
+        file.read_exact_at(&mut text, 8)
             .map_err(|error| unusable(path, &error))?;
-        let (_, header) = SafeTensors::read_metadata(&text).map_err(|error| unusable(path, &error))?;
+        let header = parse_header(&text).map_err(refuse)?;
         let start = size + 8;
         if start + header.data_len() as u64 != length {
             return Err(refuse(format!(
@@ -218,6 +218,20 @@ impl OpenFile {
         }
         Ok(Self { file, start, header })
     }
+}
+
+/// Reads a header without the data; what overlaps or leaves gaps is refused.
+fn parse_header(text: &[u8]) -> Result<Metadata, String> {
+    let mut entries: Map<String, Value> =
+        serde_json::from_slice(text).map_err(|error| format!("its header: {error}"))?;
+    entries.remove("__metadata__");
+    let parse = |(name, value)| match serde_json::from_value::<TensorInfo>(value) {
+        Ok(info) => Ok((name, info)),
+        Err(error) => Err(format!("its header, {name:?}: {error}")),
+    };
+    let mut tensors = entries.into_iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+    tensors.sort_by_key(|(_, info)| info.data_offsets);
+    Metadata::new(None, tensors).map_err(|error| format!("its header: {error}"))
 }
 
 fn convert(dtype: Dtype, bytes: &[u8], values: &mut [f32]) {

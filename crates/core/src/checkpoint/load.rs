@@ -115,7 +115,8 @@ pub(super) fn load(accelerator: &dyn Accelerator, folder: &Path, options: &LoadO
             files: ArrayFiles::new(&path),
             options,
         };
-        let lacks = together(group, engine.restore_state(&state, &mut source))?;
+        // A failure ends the group: the rank that has it tells it, and the others that it was that one.
+        let lacks = engine.restore_state(&state, &mut source)?;
         missing.extend(lacks.into_iter().filter(|_| !options.weights_only));
     }
     if !options.weights_only {

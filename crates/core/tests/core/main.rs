@@ -9,6 +9,7 @@ mod files;
 mod fp8;
 mod fully_sharded;
 mod fully_sharded_training;
+mod golden;
 mod joining;
 mod learning_rates;
 mod loading;

@@ -69,7 +69,7 @@ struct Case {
 }
 
 fn cases() -> impl Strategy<Value = Case> {
-    let sizes = (1usize..40, 1usize..5, 1usize..5, 0usize..6);
+    let sizes = (1usize..40, 1usize..5, 1usize..5, 0usize..7);
     let flags = (any::<bool>(), any::<bool>(), any::<bool>());
     (sizes, flags, 0usize..4, 0usize..4).prop_map(|(sizes, (split, even, drop_last), skip, prefetch)| {
         let (samples, per_rank, world, kind) = sizes;
@@ -78,8 +78,8 @@ fn cases() -> impl Strategy<Value = Case> {
             per_rank,
             world,
             kind,
-            split: split && kind != 5,
-            even: even || kind % 2 == 1,
+            split: split && kind < 5,
+            even: even || matches!(kind, 1 | 3 | 6),
             drop_last,
             skip,
             prefetch,
@@ -108,7 +108,11 @@ impl Case {
             2 => gathered(acc, stream, skip, in_loop),
             3 => gathered(acc, stream.dispatch_batches(true), skip, in_loop),
             4 => gathered(acc, map.shuffle(true), skip, in_loop),
-            _ => gathered(acc, map.batch_sampler(self.own_batches()), skip, in_loop),
+            5 => gathered(acc, map.batch_sampler(self.own_batches()), skip, in_loop),
+            _ => {
+                let own = map.batch_sampler(self.own_batches());
+                gathered(acc, own.dispatch_batches(true), skip, in_loop)
+            }
         }
     }
 
@@ -126,7 +130,7 @@ impl Case {
 
     /// Returns how many samples an epoch has that are neither dropped nor skipped.
     fn expected(&self) -> usize {
-        if self.kind == 5 {
+        if self.kind >= 5 {
             let batches = self.own_batches();
             let kept = match self.drop_last && self.world > 1 {
                 true => batches.len() / self.world * self.world,
@@ -150,7 +154,7 @@ proptest! {
     #[test]
     fn every_sample_is_seen_once_and_ranks_take_as_many_steps(case in cases()) {
         let nothing = match case.kind {
-            5 => case.drop_last && case.world > 1 && case.own_batches().len() < case.world,
+            5 | 6 => case.drop_last && case.world > 1 && case.own_batches().len() < case.world,
             _ => case.drop_last && case.samples < case.per_rank * case.world,
         };
         // Refused for what has a length: a test of its own.

@@ -122,9 +122,10 @@ fn a_state_brings_its_seed_and_is_refused_where_the_samples_seen_are_no_whole_nu
     let mut batches = (&first).into_iter().map(Result::unwrap);
     batches.next().unwrap();
     let mut other = loader(&*acc(2), 5);
-    other.restore(first.state()).unwrap();
+    let state = first.state();
+    other.restore(state).unwrap();
     assert_eq!(epoch(&mut other), batches.collect::<Vec<_>>());
-    let text = loader(&*acc(1), 4).restore(first.state()).unwrap_err().to_string();
+    let text = loader(&*acc(1), 4).restore(state).unwrap_err().to_string();
     assert!(
         text.contains("after 1 steps of 5 samples") && text.contains("steps of 4"),
         "{text}"
