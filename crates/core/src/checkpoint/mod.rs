@@ -111,6 +111,19 @@ impl<'a> dyn Accelerator + 'a {
         self.load_state_with(folder, &LoadOptions::default())
     }
 
+    /// Goes on from the newest complete checkpoint of [`Checkpoints`], if there is any checkpoint there at all; called by all
+    /// ranks, after `prepare`.
+    ///
+    /// # Errors
+    /// As [`load_state`](#method.load_state): also when there are checkpoints and none of them is complete.
+    pub fn load_latest(&self) -> Result<Option<Loaded>> {
+        let (_, numbers, folder) = self.numbered_checkpoints()?;
+        match numbers {
+            0 => Ok(None),
+            _ => self.load_state(folder).map(Some),
+        }
+    }
+
     /// Does what [`load_state`](#method.load_state) does, leaving out what the options say.
     ///
     /// # Errors
@@ -129,8 +142,19 @@ impl<'a> dyn Accelerator + 'a {
         })
     }
 
-    /// Returns the place of the next numbered checkpoint, which rank 0 chooses for all.
+    /// Returns the place of the next numbered checkpoint.
     fn next_checkpoint(&self) -> Result<(PathBuf, Option<usize>)> {
+        let (next, _, folder) = self.numbered_checkpoints()?;
+        let limit = self
+            .settings()
+            .checkpoints
+            .as_ref()
+            .and_then(|checkpoints| checkpoints.total_limit);
+        Ok((folder::numbered(&folder, next), limit))
+    }
+
+    /// Returns the number of the next checkpoint, how many there are, and in which folder; rank 0 looks for all.
+    fn numbered_checkpoints(&self) -> Result<(u64, u64, PathBuf)> {
         let Some(checkpoints) = &self.settings().checkpoints else {
             return Err(Error::Setting {
                 setting: "checkpoints",
@@ -144,9 +168,9 @@ impl<'a> dyn Accelerator + 'a {
             Ok(Vec::new())
         };
         let numbers = crate::together::together(&**self.communicator(), numbers)?;
-        let mut next = [numbers.last().map_or(0, |last| last + 1) as i64];
-        self.communicator().broadcast(&mut next, 0)?;
-        let target = folder::numbered(&checkpoints.folder, next[0] as u64);
-        Ok((target, checkpoints.total_limit))
+        let next = numbers.last().map_or(0, |last| last + 1);
+        let mut told = [next as i64, numbers.len() as i64];
+        self.communicator().broadcast(&mut told, 0)?;
+        Ok((told[0] as u64, told[1] as u64, checkpoints.folder.clone()))
     }
 }

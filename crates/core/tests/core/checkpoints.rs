@@ -318,6 +318,7 @@ fn numbered_checkpoints_are_pruned_when_the_next_is_there_and_the_newest_whole_o
     let builder = || AcceleratorBuilder::default().checkpoints(checkpoints.clone());
     on_ranks(2, |communicator| {
         let mut run = start(communicator, builder(), 5);
+        assert_eq!(run.acc.load_latest().unwrap(), None);
         run.train(1, |acc, step| {
             let path = if step % 2 == 0 {
                 acc.save_checkpoint()
@@ -344,8 +345,9 @@ fn numbered_checkpoints_are_pruned_when_the_next_is_there_and_the_newest_whole_o
     fs::remove_file(checkpoints.folder.join("checkpoint_3/rank-00000.safetensors")).unwrap();
     on_ranks(2, |communicator| {
         let run = start(communicator, builder(), 5);
-        let loaded = run.acc.load_state(&checkpoints.folder).unwrap();
+        let loaded = run.acc.load_latest().unwrap().unwrap();
         assert!(loaded.folder.ends_with("checkpoint_2"));
+        assert_eq!(run.acc.load_state(&checkpoints.folder).unwrap(), loaded);
         assert!(
             loaded.skipped.len() == 1 && loaded.skipped[0].contains("rank-00000.safetensors"),
             "{loaded:?}"
