@@ -135,7 +135,7 @@ impl Parameters {
                 dtype: dtype.as_str(),
             });
         }
-        self.staging.open(device)?;
+        Staging::open(device)?;
         let number = registered.parameters.len();
         let info = Arc::new(ParameterInfo {
             name: name.into(),
