@@ -17,8 +17,8 @@
 //! On the CPU none of this happens: code works in the tensor's own memory. In a step, parameters with masters are
 //! overwritten; f32 parameters that are whole are their own masters and are changed. A gradient is read once, in its own
 //! dtype, beside what the backward computes meanwhile, and becomes f32 on its way into the bucket
-//! ([`Gradients`](crate::gradients::Gradients) says when). A gather puts all ranks' chunks of a parameter together in the host's
-//! memory and copies them once.
+//! ([`Gradients`](crate::gradients::Gradients) says when). A gather puts all ranks' chunks of a parameter together in the
+//! host's memory and copies them once.
 //!
 //! # Why no memory is used too early or too late
 //!

@@ -69,11 +69,7 @@ impl Staging {
     }
 
     /// Prepares for parameters on a device; an error where there can be none.
-    #[cfg_attr(
-        not(feature = "cuda"),
-        expect(clippy::unused_self, reason = "needs nothing of the CPU")
-    )]
-    pub(crate) fn open(&self, device: &Device) -> Result<()> {
+    pub(crate) fn open(device: &Device) -> Result<()> {
         match device {
             Device::Cpu => Ok(()),
             #[cfg(feature = "cuda")]
