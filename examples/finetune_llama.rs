@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -17,8 +18,8 @@ use candle_core::DType;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use sconce_core::{
-    Accelerator, AcceleratorBuilder, AdamW, DataLoader, Dataset as _, LinearSchedule, ParameterGroups, ParameterSet,
-    Profile, ReduceOp, WeightFiles, Weights,
+    Accelerator, AcceleratorBuilder, AdamW, Checkpoints, DataLoader, Dataset as _, LinearSchedule, ParameterGroups,
+    ParameterSet, Profile, ReduceOp, WeightFiles, Weights,
 };
 use sconce_examples::huggingface::{ModelFolder, check_model_folder_is_free, write_model_folder};
 use sconce_examples::models::{Llama, LlamaConfig};
@@ -87,6 +88,18 @@ struct Arguments {
     /// Print at the end what each rank holds and moves.
     #[arg(long)]
     report: bool,
+    /// Folder of numbered checkpoints.
+    #[arg(long)]
+    checkpoints: Option<PathBuf>,
+    /// Optimizer steps between two checkpoints; 0 for none.
+    #[arg(long, default_value_t = 0, requires = "checkpoints")]
+    checkpointing_steps: u64,
+    /// How many checkpoints are kept; all by default.
+    #[arg(long, requires = "checkpoints")]
+    checkpoints_total_limit: Option<usize>,
+    /// Go on from a checkpoint: its folder, or `latest` for the newest complete one in --checkpoints, if there is one.
+    #[arg(long)]
+    resume_from_checkpoint: Option<PathBuf>,
     /// Folder for a trace of where each rank's time goes, for Chrome (about:tracing) or Perfetto.
     #[arg(long)]
     profile: Option<PathBuf>,
@@ -113,6 +126,12 @@ fn main() -> ExitCode {
     let mut builder = AcceleratorBuilder::default().seed(arguments.seed);
     if let Some(steps) = arguments.gradient_accumulation_steps {
         builder = builder.gradient_accumulation_steps(steps);
+    }
+    if let Some(folder) = &arguments.checkpoints {
+        builder = builder.checkpoints(Checkpoints {
+            folder: folder.clone(),
+            total_limit: arguments.checkpoints_total_limit,
+        });
     }
     report::run(builder.build(), |acc| run(&arguments, acc))
 }
@@ -255,9 +274,13 @@ fn train(arguments: &Arguments, acc: &dyn Accelerator, run: Run) -> Result<Model
     };
     let (mut optimizer, mut loader, mut scheduler) = acc.prepare(rules, loader, schedule)?;
     report::tell_of_model(acc);
+    let position = Arc::new(Mutex::new(0));
+    acc.register_for_checkpointing("step", position.clone())?;
+    resume(arguments, acc)?;
+    let mut step = *position.lock().unwrap_or_else(PoisonError::into_inner);
     let mut log = Log::new(acc, metrics, steps, arguments.logging_steps, tokens);
 
-    let (mut step, mut losses) = (0, Vec::new());
+    let mut losses = Vec::new();
     while step < steps {
         for batch in &mut loader {
             acc.accumulate();
@@ -284,13 +307,44 @@ fn train(arguments: &Arguments, acc: &dyn Accelerator, run: Run) -> Result<Model
             acc.together(check_finite(step, loss[0], used_norm))?;
             log.step(step, loss[0], grad_norm, lr)?;
             step += 1;
+            *position.lock().unwrap_or_else(PoisonError::into_inner) = step;
+            if arguments.checkpointing_steps > 0 && step % arguments.checkpointing_steps == 0 {
+                acc.save_checkpoint_in_background()?;
+            }
             if step == steps {
                 break;
             }
         }
     }
+    acc.finish_saving()?;
     log.finish();
     Ok(folder)
+}
+
+/// Goes on from a checkpoint, if that is asked for and there is one.
+fn resume(arguments: &Arguments, acc: &dyn Accelerator) -> Result<()> {
+    let Some(from) = &arguments.resume_from_checkpoint else {
+        return Ok(());
+    };
+    let loaded = if from.as_os_str() == "latest" {
+        ensure!(
+            arguments.checkpoints.is_some(),
+            "--resume_from_checkpoint latest needs --checkpoints"
+        );
+        acc.load_latest()?
+    } else {
+        Some(acc.load_state(from)?)
+    };
+    let Some(loaded) = loaded else {
+        acc.print("no checkpoint yet: from the beginning");
+        return Ok(());
+    };
+    loaded
+        .skipped
+        .iter()
+        .for_each(|skipped| acc.print(format_args!("skipped: {skipped}")));
+    acc.print(format_args!("going on from {}", loaded.folder.display()));
+    Ok(())
 }
 
 /// Refuses to go on with numbers that are none: every later step and the model would be lost too.

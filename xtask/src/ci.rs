@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use xshell::{Shell, cmd};
 
 use crate::cuda;
+use crate::mpi_hosts;
 use crate::test_totals::{TestTotals, run_tests};
 use crate::tidy;
 
@@ -43,6 +44,13 @@ pub(crate) fn run(shell: &Shell, root: &Path) -> Result<()> {
             Ok(cmd!(shell, "cargo {clippy...}").quiet().run()?)
         })?;
         totals = step("tests over MPI", || test(MPI_TEST_COMMAND, root, totals))?;
+        match mpi_hosts::can_run(shell) {
+            Ok(()) => totals += step("MPI on two hosts", || mpi_hosts::run(shell, root))?,
+            Err(reason) => {
+                println!("ci: {reason}: MPI on two hosts is skipped");
+                totals.skipped += 1;
+            }
+        }
     } else {
         println!("ci: no mpicc and mpirun in PATH: the tests over MPI stay skipped");
     }

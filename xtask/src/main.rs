@@ -79,7 +79,7 @@ fn run(task: Task) -> Result<()> {
         Task::Tidy => tidy::run(&shell, &root),
         Task::CudaCheck { and_tests } => cuda::check::run(&shell, &root, and_tests),
         Task::GpuCheck => cuda::gpu::run(&shell, &root),
-        Task::MpiHosts => mpi_hosts::run(&shell, &root),
+        Task::MpiHosts => mpi_hosts::run(&shell, &root).map(|totals| println!("{totals}")),
         Task::Bench { suite, arguments } => bench::run(&shell, suite, &arguments),
     }
 }

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail, ensure};
 use xshell::{Cmd, Shell, cmd};
 
+use crate::test_totals::TestTotals;
+
 /// The hosts' addresses, from a range that is for such things (RFC 2544).
 const ADDRESSES: [&str; 2] = ["198.18.0.1", "198.18.0.2"];
 
@@ -21,11 +23,49 @@ const STRATEGIES: [&[&str]; 3] = [
     &["--use_fsdp", "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"],
 ];
 
-/// Runs the conformance suite over two hosts, then trains over them, which must come to the bits of one host.
+/// Two groups of ranks, each on a host of its own, that are replicas of each other.
+const REPLICAS: [&str; 5] = [
+    "--use_fsdp",
+    "--fsdp_sharding_strategy",
+    "HYBRID_SHARD",
+    "--fsdp_auto_wrap_policy",
+    "TRANSFORMER_BASED_WRAP",
+];
+
+/// Says whether this machine lets this process make hosts.
+///
+/// # Errors
+/// Why not, in words.
+pub(crate) fn can_run(shell: &Shell) -> Result<(), String> {
+    let answers = |command: Cmd<'_>| command.quiet().ignore_stdout().ignore_stderr().run().is_ok();
+    if !is_root(shell) {
+        return Err("network namespaces need root".into());
+    }
+    if !answers(cmd!(shell, "ip -V")) {
+        return Err("there is no ip in PATH (Debian: iproute2)".into());
+    }
+    let name = format!("sconce-{}-probe", std::process::id());
+    let is_made = answers(cmd!(shell, "ip netns add {name}"));
+    let is_entered = is_made && answers(cmd!(shell, "ip netns exec {name} unshare --uts true"));
+    let is_removed = !is_made || answers(cmd!(shell, "ip netns del {name}"));
+    if is_entered && is_removed {
+        Ok(())
+    } else {
+        Err("this system allows no network namespaces".into())
+    }
+}
+
+fn is_root(shell: &Shell) -> bool {
+    cmd!(shell, "id -u").quiet().read().is_ok_and(|id| id == "0")
+}
+
+/// Runs the conformance suite over two hosts, then trains over them, which must come to the bits of one host. Each job
+/// counts as a test.
 ///
 /// # Errors
 /// When namespaces cannot be made, a job fails, or bits differ.
-pub(crate) fn run(shell: &Shell, root: &Path) -> Result<()> {
+pub(crate) fn run(shell: &Shell, root: &Path) -> Result<TestTotals> {
+    let mut totals = TestTotals::default();
     let build = "build --quiet --workspace --features mpi --bins --examples".split(' ');
     cmd!(shell, "cargo {build...}").quiet().run()?;
     let suite = conformance_suite(shell)?;
@@ -52,42 +92,91 @@ pub(crate) fn run(shell: &Shell, root: &Path) -> Result<()> {
             .env("SCONCE_BACKEND", "mpi")
             .read()?;
         ensure!(printed.contains("0 failed"), "the suite did not run:\n{printed}");
+        totals.passed += 1;
         println!("mpi-hosts: the conformance suite passes on {} ranks", 2 * per_host);
     }
 
-    let launcher = root.join("target/debug/sconce");
-    let program = root.join("target/debug/examples/finetune_llama");
-    for (number, strategy) in STRATEGIES.into_iter().enumerate() {
+    let training = Training { root, hosts: &hosts };
+    for strategy in STRATEGIES {
         for per_host in [1, 2] {
-            let ranks = (2 * per_host).to_string();
-            let model = |over: &str| hosts.folder.join(format!("{over}-{number}-{ranks}"));
-            let training = |output: &Path| {
-                let mut words = vec![program.clone().into_os_string()];
-                words.extend(["--steps", "6", "--lr", "1e-2", "--output_dir"].map(Into::into));
-                words.push(output.into());
-                words
-            };
-            let (one, two) = (model("one"), model("two"));
-            let words = training(&one);
-            cmd!(shell, "{launcher} launch -n {ranks} {strategy...} {words...}")
-                .quiet()
-                .ignore_stdout()
-                .run()?;
-            let (words, hostfile) = (training(&two), hosts.hostfile(per_host)?);
-            let flags = cmd!(
-                shell,
-                "{launcher} launch -n {ranks} --mpirun_hostfile {hostfile} {strategy...} {words...}"
+            let (one, two) = (
+                training.on_one(per_host, strategy)?,
+                training.on_two(per_host, strategy)?,
             );
-            hosts.on_first(flags).ignore_stdout().run()?;
-            let bytes = |folder: PathBuf| fs::read(folder.join("model.safetensors"));
+            let ranks = 2 * per_host;
             ensure!(
-                bytes(one)? == bytes(two)?,
+                one.model == two.model,
                 "{strategy:?} on {ranks} ranks: other bits than on one host"
             );
+            totals.passed += 1;
             println!("mpi-hosts: training on {ranks} ranks has the bits of one host {strategy:?}");
         }
     }
-    Ok(())
+    // On one host this strategy has one group, whose sums run in another order.
+    let (one, two) = (training.on_one(2, &REPLICAS)?, training.on_two(2, &REPLICAS)?);
+    ensure!(
+        one.model != two.model && are_near(&one.losses, &two.losses),
+        "{REPLICAS:?}: losses {:?} on one host, {:?} on two",
+        one.losses,
+        two.losses
+    );
+    totals.passed += 1;
+    println!("mpi-hosts: hosts that are replicas train as one host does, within rounding");
+    Ok(totals)
+}
+
+/// Says whether losses are there and equal within rounding and the digits that are printed.
+fn are_near(one: &[f64], two: &[f64]) -> bool {
+    let is_near = |(one, two): (&f64, &f64)| (one - two).abs() < 1e-3;
+    !one.is_empty() && one.len() == two.len() && one.iter().zip(two).all(is_near)
+}
+
+/// The training program, on one host or two.
+struct Training<'a> {
+    root: &'a Path,
+    hosts: &'a Hosts<'a>,
+}
+
+/// What a training came to.
+struct Trained {
+    /// The bytes of its weights.
+    model: Vec<u8>,
+    losses: Vec<f64>,
+}
+
+impl Training<'_> {
+    /// Trains on as many ranks as two hosts would have, on this host and without MPI.
+    fn on_one(&self, per_host: usize, strategy: &[&str]) -> Result<Trained> {
+        self.run(per_host, strategy, Cmd::quiet)
+    }
+
+    fn on_two(&self, per_host: usize, strategy: &[&str]) -> Result<Trained> {
+        let hostfile = self.hosts.hostfile(per_host)?;
+        let hostfile = hostfile.to_str().context("the temporary folder's path is text")?;
+        let flags = [&["--mpirun_hostfile", hostfile], strategy].concat();
+        self.run(per_host, &flags, |launch| self.hosts.on_first(launch))
+    }
+
+    /// Trains with `flags` for the launcher, whose command `place` puts where it is to run.
+    fn run<'s>(&'s self, per_host: usize, flags: &[&str], place: impl FnOnce(Cmd<'s>) -> Cmd<'s>) -> Result<Trained> {
+        let shell = self.hosts.shell;
+        let launcher = self.root.join("target/debug/sconce");
+        let program = self.root.join("target/debug/examples/finetune_llama");
+        let output = self.hosts.folder.join("model");
+        shell.remove_path(&output)?;
+        let ranks = (2 * per_host).to_string();
+        let training = ["--steps", "6", "--lr", "1e-2", "--output_dir"];
+        let launch = cmd!(
+            shell,
+            "{launcher} launch -n {ranks} {flags...} {program} {training...} {output}"
+        );
+        let printed = place(launch).read()?;
+        let loss = |line: &str| line.split_once(" loss ")?.1.split_whitespace().next()?.parse().ok();
+        Ok(Trained {
+            model: fs::read(output.join("model.safetensors"))?,
+            losses: printed.lines().filter_map(loss).collect(),
+        })
+    }
 }
 
 /// Builds the conformance suite and returns its program.
@@ -113,7 +202,7 @@ struct Hosts<'s> {
 
 impl<'s> Hosts<'s> {
     fn make(shell: &'s Shell) -> Result<Self> {
-        if cmd!(shell, "id -u").quiet().read()? != "0" {
+        if !is_root(shell) {
             bail!("mpi-hosts makes network namespaces, for which it must be root");
         }
         let process = std::process::id();

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::launch;
+use crate::{env, launch};
 
 /// Distributed training for candle.
 #[derive(Debug, Parser)]
@@ -24,6 +24,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Launch(Box<launch::Arguments>),
+    Env(env::Arguments),
 }
 
 /// Parses the arguments of this process, runs the command and reports its error, if any, on stderr.
@@ -32,6 +33,7 @@ enum Command {
 pub fn run() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Launch(arguments) => launch::run(&arguments),
+        Command::Env(arguments) => env::run(&arguments),
     };
     result.unwrap_or_else(|error| {
         error.report();

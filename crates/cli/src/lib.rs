@@ -8,6 +8,7 @@
 
 mod cli;
 mod command_error;
+mod env;
 mod launch;
 
 pub use cli::run;

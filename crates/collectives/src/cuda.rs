@@ -3,6 +3,12 @@
 //! A program that looks CUDA up when it first needs it starts where there is none; the bindings then panic in the first
 //! call. Who is about to use a GPU asks here first.
 
+mod gpu;
+mod kernels;
+
+pub use gpu::{Gpu, check_kernels, gpus};
+pub use kernels::Capability;
+
 use crate::{Error, Result};
 use candle_core::cuda::cudarc::driver::{CudaContext, DriverError};
 

@@ -86,6 +86,41 @@ pub const SCONCE_STORE_ADDR: &str = "SCONCE_STORE_ADDR";
 /// several hosts are started by another launcher: any text of 16 characters or more.
 pub const SCONCE_STORE_SECRET: &str = "SCONCE_STORE_SECRET";
 
+/// All of them, in the order of this page.
+pub const ALL: &[&str] = &[
+    RANK,
+    WORLD_SIZE,
+    LOCAL_RANK,
+    LOCAL_WORLD_SIZE,
+    GROUP_RANK,
+    NODE_RANK,
+    MASTER_ADDR,
+    MASTER_PORT,
+    TORCHELASTIC_USE_AGENT_STORE,
+    OMPI_COMM_WORLD_RANK,
+    OMPI_COMM_WORLD_SIZE,
+    OMPI_COMM_WORLD_LOCAL_RANK,
+    OMPI_COMM_WORLD_LOCAL_SIZE,
+    PMI_RANK,
+    PMI_SIZE,
+    MPI_LOCALRANKID,
+    MPI_LOCALNRANKS,
+    PMIX_RANK,
+    SLURM_PROCID,
+    SLURM_NTASKS,
+    SLURM_STEP_NUM_TASKS,
+    SLURM_STEP_ID,
+    SLURM_LOCALID,
+    SLURM_NODEID,
+    SLURM_STEP_TASKS_PER_NODE,
+    SLURM_TASKS_PER_NODE,
+    SLURM_STEP_NODELIST,
+    SLURM_JOB_NODELIST,
+    SCONCE_BACKEND,
+    SCONCE_STORE_ADDR,
+    SCONCE_STORE_SECRET,
+];
+
 /// Looks a variable up in this process's environment; what is not Unicode is replaced, so that it fails to parse with
 /// its name rather than passing as unset.
 pub fn of_process(name: &str) -> Option<String> {
@@ -107,5 +142,19 @@ impl<'a> Reader<'a> {
         let value = (self.lookup)(name)?;
         let value = value.trim();
         (!value.is_empty()).then(|| value.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn all_has_every_variable_of_this_page() {
+        let constants = include_str!("environment.rs").lines();
+        let name = |line: &'static str| {
+            line.strip_prefix("pub const ")?
+                .split_once(": &str = ")
+                .map(|(name, _)| name)
+        };
+        assert_eq!(super::ALL, Vec::from_iter(constants.filter_map(name)));
     }
 }

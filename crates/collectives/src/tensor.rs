@@ -76,6 +76,34 @@ impl<'c> dyn Communicator + 'c {
         })
     }
 
+    /// Returns all ranks' rows, joined along dimension 0 in rank order; ranks may have different numbers of rows, or none,
+    /// but must agree about the other dimensions.
+    pub fn all_gather_rows(&self, tensor: &Tensor) -> Result<Tensor> {
+        let shapes = self.all_gather_shapes(tensor)?;
+        let row = tensor.dims().get(1..);
+        if let Some(other) = shapes.iter().position(|shape| row.is_none() || shape.get(1..) != row) {
+            let reason = format!(
+                "this rank's tensor has shape {:?}, rank {other}'s {:?}; all ranks must give rows of one shape",
+                tensor.dims(),
+                shapes[other]
+            );
+            return Err(Error::Argument {
+                rank: self.rank(),
+                operation: "all_gather_rows",
+                reason,
+            });
+        }
+        let mut shape = tensor.dims().to_vec();
+        let of_a_row: usize = shape[1..].iter().product();
+        shape[0] = shapes.iter().map(|shape| shape[0]).sum();
+        let counts: Vec<usize> = shapes.iter().map(|shape| shape[0] * of_a_row).collect();
+        by_dtype!(tensor, |values: Vec<T>| {
+            let mut all: Vec<T> = vec![T::default(); counts.iter().sum()];
+            self.all_gather_v(&values, &mut all, &counts)?;
+            rebuild(all, &shape, tensor.device())
+        })
+    }
+
     /// Returns the tensor of `root`; the others' give only shape and dtype.
     pub fn broadcast_tensor(&self, tensor: &Tensor, root: usize) -> Result<Tensor> {
         by_dtype!(tensor, |values: Vec<T>| {

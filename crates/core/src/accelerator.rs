@@ -1,15 +1,18 @@
 //! The contract of an accelerator, and what every accelerator offers on top of it.
 
 use crate::accumulation::Accumulation;
-use crate::data::{DataLoader, Dataset, PreparedLoader};
+use crate::checkpoint::{Background, Registry};
+use crate::data::{DataLoader, PreparedLoader, Source};
 use crate::deepspeed::{AutoValues, OptimizerSource, ScheduleSource};
 use crate::fp8::Fp8Scaling;
 use crate::schedule::Scheduler;
-use crate::{Error, Optimizer, Result, RunSettings};
+use crate::{Error, Nested, Optimizer, Result, RunSettings};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use sconce_collectives::{Communicator, ReduceOp, Traffic, World};
 use sconce_zero::{Autocast, CandleOptimizer, Engine, LocalTensor, MemoryReport, OptimizerRule, ParameterSet, Weights};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -42,6 +45,11 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
     /// Returns the state of gradient accumulation.
     fn accumulation(&self) -> &Arc<Accumulation>;
 
+    /// Returns what checkpoints of this loop keep.
+    fn registry(&self) -> &Arc<Registry>;
+
+    /// Returns the save that is under way behind the training.
+    fn background(&self) -> &Background;
     /// Returns the scales of layers that compute in fp8, where that is the run's precision.
     fn fp8(&self) -> Option<&Arc<Fp8Scaling>>;
 
@@ -161,7 +169,7 @@ impl<'a> dyn Accelerator + 'a {
     /// As [`Accelerator::prepare_optimizer`]; [`Error::Loader`] when the data cannot serve this world;
     /// [`Error::DeepSpeed`] when the loader's batch size is not that of the configuration, values are still `"auto"`, or
     /// optimizer and schedule are given twice or not at all.
-    pub fn prepare<D: Dataset, S: ScheduleSource>(
+    pub fn prepare<D: Source, S: ScheduleSource>(
         &self,
         rule: impl OptimizerSource,
         loader: DataLoader<D>,
@@ -169,7 +177,7 @@ impl<'a> dyn Accelerator + 'a {
     ) -> Result<(Optimizer, PreparedLoader<D>, Scheduler<S::Schedule>)> {
         let known = AutoValues {
             data_parallel_size: Some(self.world().size as u64),
-            micro_batch_size_per_rank: Some(loader.batch_size() as u64),
+            micro_batch_size_per_rank: loader.samples_per_rank(self.world().size).map(|size| size as u64),
             gradient_accumulation_steps: Some(self.accumulation().steps()),
             ..AutoValues::default()
         };
@@ -180,6 +188,7 @@ impl<'a> dyn Accelerator + 'a {
         let optimizer = self.prepare_optimizer(rule)?;
         let loader = self.prepare_loader(loader)?;
         let scheduler = Scheduler::new(schedule, &optimizer);
+        self.registry().add_numbered("scheduler", scheduler.position());
         Ok((optimizer, loader, scheduler))
     }
 
@@ -187,14 +196,17 @@ impl<'a> dyn Accelerator + 'a {
     ///
     /// # Errors
     /// [`Error::Loader`] when the data cannot serve this world.
-    pub fn prepare_loader<D: Dataset>(&self, loader: DataLoader<D>) -> Result<PreparedLoader<D>> {
-        PreparedLoader::new(
+    pub fn prepare_loader<D: Source>(&self, loader: DataLoader<D>) -> Result<PreparedLoader<D>> {
+        let loader = PreparedLoader::new(
             loader,
             self.world(),
+            self.communicator(),
             self.device(),
             self.seed(),
             Arc::clone(self.accumulation()),
-        )
+        )?;
+        self.registry().add_numbered("loader", loader.position());
+        Ok(loader)
     }
 
     /// Begins a micro-batch; call it first in the loop when gradients accumulate over several.
@@ -241,6 +253,19 @@ impl<'a> dyn Accelerator + 'a {
         self.accumulation().synchronises()
     }
 
+    /// Says whether the batch that the loop is at is the last of its loader; loops may lie within each other, and the
+    /// innermost counts. False outside of loops.
+    pub fn end_of_dataloader(&self) -> bool {
+        self.accumulation().current_batch().is_some_and(|batch| batch.last)
+    }
+
+    /// Returns how many samples of the data set all ranks together have in this step, those not counted that fill up; in
+    /// the last batch of a loader, and `None` elsewhere.
+    pub fn remainder(&self) -> Option<usize> {
+        let batch = self.accumulation().current_batch().filter(|batch| batch.last)?;
+        Some(batch.fresh_together)
+    }
+
     /// Says whether this is rank 0.
     pub fn is_main_process(&self) -> bool {
         self.world().is_main()
@@ -285,13 +310,47 @@ impl<'a> dyn Accelerator + 'a {
         crate::shape_check::check_alike(&**self.communicator(), operation, tensor, any_size)
     }
 
-    /// Returns all ranks' tensors joined along dimension 0; they have one shape (see `pad_across_processes`).
+    /// Returns all ranks' tensors joined along dimension 0; they have one shape (see `pad_across_processes`). Lists, tuples
+    /// and maps of tensors are gathered one by one, as in all methods on [`Nested`].
     ///
     /// # Errors
     /// When shapes or dtypes differ, or the group fails.
-    pub fn gather(&self, tensor: &Tensor) -> Result<Tensor> {
-        self.check_alike("gather", tensor, false)?;
-        Ok(self.communicator().all_gather_tensor(tensor)?)
+    pub fn gather<N: Nested>(&self, tensors: &N) -> Result<N> {
+        tensors.map_tensors(|tensor| {
+            self.check_alike("gather", tensor, false)?;
+            Ok(self.communicator().all_gather_tensor(tensor)?)
+        })
+    }
+
+    /// Returns all ranks' results of this step, one row (dimension 0) for each sample of the data set: rows of samples that
+    /// only fill up a last batch are left out. So the results of an epoch are those of every sample, once.
+    ///
+    /// Called in a loop over a loader, whose batch has as many rows. Outside of such a loop it joins the rows that ranks
+    /// have, which may be different numbers.
+    ///
+    /// # Errors
+    /// [`Error::Metrics`], on all ranks that call it, when a tensor does not have one row for each sample of the batch, or
+    /// some rank has no batch in this step, which only happens without `even_batches`.
+    pub fn gather_for_metrics<N: Nested>(&self, tensors: &N) -> Result<N> {
+        crate::metrics::gather(&**self.communicator(), self.accumulation().current_batch(), tensors)
+    }
+
+    /// Returns all ranks' values in one list, in rank order; they travel as JSON.
+    ///
+    /// # Errors
+    /// When a value cannot be written as JSON or read from it, as numbers that are not finite; or the group fails.
+    pub fn gather_objects<T: Serialize + DeserializeOwned>(&self, values: &[T]) -> Result<Vec<T>> {
+        crate::metrics::gather_objects(&**self.communicator(), values)
+    }
+
+    /// Does for values what `gather_for_metrics` does for tensors: one value for each sample
+    /// of the batch.
+    ///
+    /// # Errors
+    /// As both.
+    pub fn gather_objects_for_metrics<T: Serialize + DeserializeOwned>(&self, values: &[T]) -> Result<Vec<T>> {
+        let batch = self.accumulation().current_batch();
+        crate::metrics::gather_objects_of_batch(&**self.communicator(), batch, values)
     }
 
     /// Returns the reduction of all ranks' tensors, which have one shape.
@@ -311,22 +370,26 @@ impl<'a> dyn Accelerator + 'a {
         Ok((self.reduce(tensor, op)? * scale)?)
     }
 
-    /// Returns rank `from`'s tensor; the others' give only shape and dtype.
+    /// Returns rank `from`'s tensors; the others' give only shape and dtype.
     ///
     /// # Errors
     /// When shapes or dtypes differ, `from` is no rank, or the group fails.
-    pub fn broadcast(&self, tensor: &Tensor, from: usize) -> Result<Tensor> {
-        self.check_alike("broadcast", tensor, false)?;
-        Ok(self.communicator().broadcast_tensor(tensor, from)?)
+    pub fn broadcast<N: Nested>(&self, tensors: &N, from: usize) -> Result<N> {
+        tensors.map_tensors(|tensor| {
+            self.check_alike("broadcast", tensor, false)?;
+            Ok(self.communicator().broadcast_tensor(tensor, from)?)
+        })
     }
 
     /// Pads dimension `dim` with `value`, at its end, to the largest size that any rank has.
     ///
     /// # Errors
-    /// When the tensor has no such dimension, ranks' dtypes differ, or the group fails.
-    pub fn pad_across_processes(&self, tensor: &Tensor, dim: usize, value: f64) -> Result<Tensor> {
-        self.check_alike("pad_across_processes", tensor, true)?;
-        crate::tensors::pad_across_processes(&**self.communicator(), tensor, dim, value)
+    /// When a tensor has no such dimension, ranks' dtypes differ, or the group fails.
+    pub fn pad_across_processes<N: Nested>(&self, tensors: &N, dim: usize, value: f64) -> Result<N> {
+        tensors.map_tensors(|tensor| {
+            self.check_alike("pad_across_processes", tensor, true)?;
+            crate::tensors::pad_across_processes(&**self.communicator(), tensor, dim, value)
+        })
     }
 }
 

@@ -1,7 +1,9 @@
 //! Where a loop stands within its gradient accumulation window, and which backward reduces gradients over the ranks.
 
+use crate::data::BatchFacts;
 use crate::settings::Synchronisation;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The state of gradient accumulation, shared by accelerator, optimizer, scheduler and loader.
 ///
@@ -22,6 +24,8 @@ pub struct Accumulation {
     is_triggered: AtomicBool,
     /// What this rank's losses are multiplied with, as the bits of an f64.
     weight: AtomicU64,
+    /// The batch that the innermost loop over a loader is at.
+    batch: Mutex<Option<BatchFacts>>,
 }
 
 impl Accumulation {
@@ -37,6 +41,7 @@ impl Accumulation {
             local_scopes: AtomicUsize::new(0),
             is_triggered: AtomicBool::new(false),
             weight: AtomicU64::new(1f64.to_bits()),
+            batch: Mutex::new(None),
         }
     }
 
@@ -95,19 +100,43 @@ impl Accumulation {
         OuterLoop {
             last_of_loader: self.last_of_loader.swap(false, Relaxed),
             announced: self.announced.swap(false, Relaxed),
+            batch: self.batch().take(),
         }
     }
 
     /// Notes that a loader gives its next batch, which must be announced anew.
-    pub(crate) fn begin_batch(&self, last: bool) {
+    pub(crate) fn begin_batch(&self, batch: BatchFacts) {
+        self.last_of_loader.store(batch.last, Relaxed);
+        self.announced.store(false, Relaxed);
+        *self.batch() = Some(batch);
+    }
+
+    /// Does what [`Accumulation::begin_batch`] does with an input that may be no loader's.
+    pub(crate) fn begin_input(&self, batch: Option<BatchFacts>, last: bool) {
         self.last_of_loader.store(last, Relaxed);
         self.announced.store(false, Relaxed);
+        *self.batch() = batch;
+    }
+
+    /// Returns what is known of the batch that the innermost loop over a loader is at.
+    pub(crate) fn current_batch(&self) -> Option<BatchFacts> {
+        *self.batch()
+    }
+
+    fn batch(&self) -> MutexGuard<'_, Option<BatchFacts>> {
+        self.batch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a loader has no more batches.
+    pub(crate) fn end_batches(&self) {
+        *self.batch() = None;
     }
 
     /// Ends the loop over a loader that `enter_loader` began.
     pub(crate) fn leave_loader(&self, outer: OuterLoop) {
         self.last_of_loader.store(outer.last_of_loader, Relaxed);
         self.announced.store(outer.announced, Relaxed);
+        *self.batch() = outer.batch;
     }
 
     pub(crate) fn is_announced(&self) -> bool {
@@ -130,11 +159,23 @@ impl Drop for LocalScope<'_> {
 pub(crate) struct OuterLoop {
     last_of_loader: bool,
     announced: bool,
+    batch: Option<BatchFacts>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::{Accumulation, Synchronisation};
+    use crate::data::BatchFacts;
+
+    fn batch(last: bool) -> BatchFacts {
+        BatchFacts {
+            rows: 1,
+            fresh: 1,
+            fresh_together: 1,
+            last,
+            complete: true,
+        }
+    }
 
     #[test]
     fn every_nth_micro_batch_and_the_last_of_a_loader_end_a_window() {
@@ -142,7 +183,7 @@ mod tests {
         let mut flags = Vec::new();
         for _epoch in 0..2 {
             for batch in 0..5 {
-                accumulation.begin_batch(batch == 4);
+                accumulation.begin_batch(self::batch(batch == 4));
                 accumulation.begin_micro_batch();
                 flags.push(accumulation.synchronises());
             }
@@ -156,10 +197,10 @@ mod tests {
         let accumulation = Accumulation::new(2, Synchronisation::default());
         let training = accumulation.enter_loader();
         for last in [false, true] {
-            accumulation.begin_batch(last);
+            accumulation.begin_batch(batch(last));
             accumulation.begin_micro_batch();
             let evaluation = accumulation.enter_loader();
-            accumulation.begin_batch(!last);
+            accumulation.begin_batch(batch(!last));
             assert!(!accumulation.is_announced());
             accumulation.leave_loader(evaluation);
             assert!(accumulation.is_announced());

@@ -6,7 +6,7 @@ use crate::fp8::Fp8Recipe;
 use crate::managed::ManagedAccelerator;
 use crate::schedule::ScheduleAdvance;
 use crate::settings::{Environment, ProgramSettings};
-use crate::{Accelerator, DeviceRequest, Error, GradientCompression, Result, RunSettings};
+use crate::{Accelerator, Checkpoints, DeviceRequest, Error, GradientCompression, Result, RunSettings};
 use candle_core::Device;
 use sconce_collectives::{Options, World, connect};
 use sconce_fsdp::FullyShardedOptions;
@@ -191,6 +191,13 @@ impl AcceleratorBuilder {
     #[must_use]
     pub fn disk(mut self, options: DiskOptions) -> Self {
         self.program.disk = Some(options);
+        self
+    }
+
+    /// Sets where numbered checkpoints are kept ([`save_checkpoint`](trait.Accelerator.html#method.save_checkpoint)).
+    #[must_use]
+    pub fn checkpoints(mut self, checkpoints: Checkpoints) -> Self {
+        self.program.checkpoints = Some(checkpoints);
         self
     }
 

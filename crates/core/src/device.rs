@@ -31,9 +31,17 @@ impl DeviceRequest {
     /// for each rank where the backend is NCCL, else the CPU.
     ///
     /// # Errors
-    /// [`Error::Setting`] for another device than `cpu`, `cuda` and `cuda:N`, and for a GPU where the CPU is asked for.
+    /// [`Error::Setting`] for another device than `cpu`, `cuda` and `cuda:N`, and for a GPU where the CPU is asked for;
+    /// [`Error::Device`] for `metal`.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let environment = Environment { lookup: &lookup };
+        if let Some(device) = lookup(variable::SCONCE_DEVICE).map(|text| text.trim().to_ascii_lowercase())
+            && (device == "metal" || device.starts_with("metal:"))
+        {
+            let reason =
+                "Sconce does not compute on Metal: it runs on Linux, where there is none; use cpu or cuda".into();
+            return Err(Error::Device { device, reason });
+        }
         let must_be_cpu = environment.flag(variable::ACCELERATE_USE_CPU)? == Some(true);
         let named = environment.value(
             variable::SCONCE_DEVICE,
@@ -79,7 +87,7 @@ impl DeviceRequest {
     ///
     /// # Errors
     /// [`Error::Device`]: this program was built without CUDA, the driver or a library is missing, there are fewer GPUs
-    /// than ranks, or none of that number.
+    /// than ranks or none of that number, the GPU is taken, or this program's kernels do not run on it.
     pub fn open(self, world: &World) -> Result<Device> {
         let Some(number) = self.gpu(world) else {
             return Ok(Device::Cpu);
@@ -94,7 +102,8 @@ impl DeviceRequest {
     fn open_gpu(self, number: usize, world: &World) -> Result<Device, String> {
         let gpus = sconce_collectives::cuda::device_count().map_err(|error| error.to_string())?;
         self.check_number(number, world, gpus)?;
-        Device::new_cuda_with_stream(number).map_err(|error| format!("it cannot be opened: {error}"))
+        sconce_collectives::cuda::check_kernels(number).map_err(|error| error.to_string())?;
+        Device::new_cuda_with_stream(number).map_err(|error| not_opened(&error.to_string()))
     }
 
     #[cfg(not(feature = "cuda"))]
@@ -118,6 +127,19 @@ impl DeviceRequest {
             _ => Ok(()),
         }
     }
+}
+
+/// Makes a reason of what the driver says when it does not open a GPU.
+#[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "needs a GPU to open"))]
+fn not_opened(error: &str) -> String {
+    let remedy = if error.contains("CUDA_ERROR_DEVICE_UNAVAILABLE") {
+        "another process has it for itself (see `nvidia-smi`); choose another with --gpu_ids or CUDA_VISIBLE_DEVICES"
+    } else if error.contains("CUDA_ERROR_OUT_OF_MEMORY") {
+        "other processes have its memory (see `nvidia-smi`); choose another with --gpu_ids or CUDA_VISIBLE_DEVICES"
+    } else {
+        "see whether `nvidia-smi` lists it without an error"
+    };
+    format!("it cannot be opened: {remedy}: {error}")
 }
 
 impl std::fmt::Display for DeviceRequest {
@@ -149,6 +171,19 @@ mod tests {
         assert_eq!(DeviceRequest::Cpu.gpu(&world(3, 4)), None);
         assert_eq!(DeviceRequest::GpuOfLocalRank.gpu(&world(3, 4)), Some(3));
         assert_eq!(DeviceRequest::Gpu(0).gpu(&world(3, 4)), Some(0));
+    }
+
+    #[test]
+    fn a_gpu_that_is_taken_is_told_with_a_remedy() {
+        // As candle words the driver's error.
+        let unavailable = "DriverError(CUDA_ERROR_DEVICE_UNAVAILABLE, \"CUDA-capable device(s) is/are busy\")";
+        let message = not_opened(unavailable);
+        assert!(
+            message.contains("for itself") && message.ends_with(unavailable),
+            "{message}"
+        );
+        assert!(not_opened("DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"\")").contains("its memory"));
+        assert!(not_opened("DriverError(CUDA_ERROR_ECC_UNCORRECTABLE, \"\")").contains("without an error"));
     }
 
     #[test]

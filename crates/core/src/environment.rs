@@ -18,6 +18,9 @@ pub const ACCELERATE_FP8_AMAX_COMPUTE_ALGO: &str = "ACCELERATE_FP8_AMAX_COMPUTE_
 /// Whether shapes are compared over all ranks before every collective on tensors: `true` or `false`. Set by
 /// `sconce launch --debug`.
 pub const ACCELERATE_DEBUG_MODE: &str = "ACCELERATE_DEBUG_MODE";
+/// Whether each rank is bound to its share of its host's cores: `true` or `false`. Read and set by `sconce launch`
+/// (`--enable_cpu_affinity`), which binds the ranks.
+pub const ACCELERATE_CPU_AFFINITY: &str = "ACCELERATE_CPU_AFFINITY";
 /// Whether ranks compute on the CPU even where there is a GPU: `true` or `false`. Set by `sconce launch --cpu`.
 pub const ACCELERATE_USE_CPU: &str = "ACCELERATE_USE_CPU";
 /// Whether training state is sharded as DeepSpeed's ZeRO does: `true` or `false`. The variables below count only where
@@ -92,3 +95,54 @@ pub const SCONCE_DEVICE: &str = "SCONCE_DEVICE";
 pub const SCONCE_FLIGHT_RECORDER: &str = "SCONCE_FLIGHT_RECORDER";
 /// How long a collective waits for its peers, in seconds; 1800 by default.
 pub const SCONCE_TIMEOUT: &str = "SCONCE_TIMEOUT";
+
+/// All of them, in the order of this page.
+pub const ALL: &[&str] = &[
+    ACCELERATE_GRADIENT_ACCUMULATION_STEPS,
+    ACCELERATE_MIXED_PRECISION,
+    ACCELERATE_CPU_AFFINITY,
+    ACCELERATE_USE_CPU,
+    ACCELERATE_USE_DEEPSPEED,
+    ACCELERATE_DEEPSPEED_CONFIG_FILE,
+    ACCELERATE_DEEPSPEED_ZERO_STAGE,
+    ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE,
+    ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE,
+    ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH,
+    ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH,
+    ACCELERATE_DEEPSPEED_ZERO3_INIT,
+    ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL,
+    ACCELERATE_GRADIENT_CLIPPING,
+    ACCELERATE_USE_FSDP,
+    FSDP_VERSION,
+    FSDP_SHARDING_STRATEGY,
+    FSDP_RESHARD_AFTER_FORWARD,
+    FSDP_AUTO_WRAP_POLICY,
+    FSDP_TRANSFORMER_CLS_TO_WRAP,
+    FSDP_MIN_NUM_PARAMS,
+    FSDP_IGNORED_MODULES,
+    FSDP_BACKWARD_PREFETCH,
+    FSDP_FORWARD_PREFETCH,
+    FSDP_OFFLOAD_PARAMS,
+    FSDP_ACTIVATION_CHECKPOINTING,
+    FSDP_STATE_DICT_TYPE,
+    FSDP_USE_ORIG_PARAMS,
+    FSDP_SYNC_MODULE_STATES,
+    FSDP_CPU_RAM_EFFICIENT_LOADING,
+    SCONCE_DEVICE,
+    SCONCE_FLIGHT_RECORDER,
+    SCONCE_TIMEOUT,
+];
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn all_has_every_variable_of_this_page() {
+        let constants = include_str!("environment.rs").lines();
+        let name = |line: &'static str| {
+            line.strip_prefix("pub const ")?
+                .split_once(": &str = ")
+                .map(|(name, _)| name)
+        };
+        assert_eq!(super::ALL, Vec::from_iter(constants.filter_map(name)));
+    }
+}

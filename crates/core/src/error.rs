@@ -57,6 +57,20 @@ pub enum Error {
         /// The data set's own error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// Tensors do not have one row for each sample of the batch, or cannot be gathered in this step.
+    #[error("gather_for_metrics: {reason}")]
+    Metrics {
+        /// What does not fit, on which rank, and what to do.
+        reason: String,
+    },
+    /// Parts do not make up the value that is asked for; see [`Nested`](crate::Nested).
+    #[error("expected {expected}, found {found}: `take_apart` and `put_together` must agree")]
+    Parts {
+        /// What was asked for.
+        expected: &'static str,
+        /// What came.
+        found: String,
+    },
     /// A call came at the wrong time.
     #[error("{what}: {hint}")]
     Order {
@@ -107,6 +121,17 @@ pub enum Error {
         path: std::path::PathBuf,
         /// What went wrong, and what to do.
         reason: String,
+    },
+    /// A checkpoint cannot be written or read.
+    #[error(transparent)]
+    Checkpoint(#[from] crate::checkpoint::CheckpointError),
+    /// An object's state cannot be saved or restored.
+    #[error("the state of {name:?}: {source}")]
+    Stateful {
+        /// The name by which it is registered.
+        name: String,
+        /// Its own error.
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A DeepSpeed configuration cannot be used.
     #[error(transparent)]

@@ -5,6 +5,7 @@
 //! have inputs; PyTorch's `Join` divides by the number of all ranks by default, which makes the last gradients smaller.
 
 use crate::accumulation::Accumulation;
+use crate::data::BatchFacts;
 use crate::{Accelerator, Error, Result};
 use sconce_collectives::{Communicator, ReduceOp};
 use std::sync::Arc;
@@ -13,10 +14,10 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Joined<I: Iterator<Item = Result<B>>, B> {
     inputs: I,
-    /// What `inputs` gave last, ahead of its turn.
-    ahead: Option<Result<B>>,
+    /// What `inputs` gave last, ahead of its turn, and what its loader knows of it.
+    ahead: Option<(Result<B>, Option<BatchFacts>)>,
     /// What this rank repeats when its inputs have ended.
-    last: Option<B>,
+    last: Option<(B, Option<BatchFacts>)>,
     has_ended: bool,
     communicator: Arc<dyn Communicator>,
     accumulation: Arc<Accumulation>,
@@ -61,15 +62,16 @@ impl<'a> dyn Accelerator + 'a {
     where
         I: IntoIterator<Item = Result<B>>,
     {
-        let mut inputs = inputs.into_iter();
-        Joined {
-            ahead: inputs.next(),
-            inputs,
+        let mut joined = Joined {
+            inputs: inputs.into_iter(),
+            ahead: None,
             last: None,
             has_ended: false,
             communicator: Arc::clone(self.communicator()),
             accumulation: Arc::clone(self.accumulation()),
-        }
+        };
+        joined.look_ahead();
+        joined
     }
 }
 
@@ -78,8 +80,9 @@ impl<I: Iterator<Item = Result<B>>, B: Clone> Joined<I, B> {
     fn give(&mut self) -> Result<Option<B>> {
         let own = self.ahead.take();
         if own.is_some() {
-            self.ahead = self.inputs.next();
+            self.look_ahead();
         }
+        let (own, facts) = own.map_or((None, None), |(own, facts)| (Some(own), facts));
         let counts = self.counts(own.as_ref())?;
         if counts.failed > 0 {
             let outcome = own.transpose();
@@ -101,12 +104,34 @@ impl<I: Iterator<Item = Result<B>>, B: Clone> Joined<I, B> {
             Some(_) => self.communicator.size() as f64 / f64::from(counts.with_input),
             None => 0.0,
         };
-        if let Some(input) = own.transpose()? {
-            self.last = Some(input);
+        match own.transpose()? {
+            Some(input) => self.last = Some((input, facts)),
+            // Its results have been counted.
+            None => self
+                .last
+                .iter_mut()
+                .flat_map(|(_, facts)| facts)
+                .for_each(|facts| facts.fresh = 0),
         }
+        let (input, facts) = self.last.clone().unzip();
+        let last = counts.with_more == 0;
+        let facts = facts.flatten().map(|facts| BatchFacts {
+            last,
+            complete: true,
+            ..facts
+        });
         self.accumulation.weigh(weight);
-        self.accumulation.begin_batch(counts.with_more == 0);
-        Ok(self.last.clone())
+        self.accumulation.begin_input(facts, last);
+        Ok(input)
+    }
+
+    fn look_ahead(&mut self) {
+        // A loader says what it knows of a batch when it gives it.
+        self.accumulation.end_batches();
+        self.ahead = self
+            .inputs
+            .next()
+            .map(|input| (input, self.accumulation.current_batch()));
     }
 
     fn counts(&self, own: Option<&Result<B>>) -> Result<Counts> {

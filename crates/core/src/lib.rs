@@ -1,7 +1,7 @@
 //! Distributed training for candle: change about four lines, start with `sconce launch`.
 //!
 //! This crate owns the [`Accelerator`] and everything around the training loop: configuration, data sharding,
-//! schedules, training-grade layers ([`nn`]). It knows nothing of the terminal.
+//! schedules, training-grade layers ([`nn`]). It knows nothing of the terminal. [`data`] says what can be read, and how.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
@@ -29,6 +29,7 @@
 mod accelerator;
 mod accumulation;
 mod builder;
+pub mod checkpoint;
 mod chrome_trace;
 mod clipping;
 pub mod data;
@@ -43,6 +44,8 @@ mod join;
 mod launch_threads;
 mod local_sgd;
 mod managed;
+mod metrics;
+mod nested;
 pub mod nn;
 mod optimizer;
 mod processes;
@@ -56,8 +59,9 @@ mod together;
 
 pub use accelerator::Accelerator;
 pub use builder::{AcceleratorBuilder, accelerator};
+pub use checkpoint::{CheckpointError, Checkpoints, LoadOptions, Loaded, Stateful};
 pub use chrome_trace::{ChromeTrace, Profile};
-pub use data::{DataLoader, Dataset, PreparedLoader, TensorDataset};
+pub use data::{DataLoader, Dataset, IterableDataset, PreparedLoader, TensorDataset};
 pub use device::DeviceRequest;
 pub use error::{Error, Result};
 pub use executable_batch_size::is_out_of_memory;
@@ -65,6 +69,7 @@ pub use gradient_compression::GradientCompression;
 pub use join::Joined;
 pub use launch_threads::launch_threads;
 pub use local_sgd::LocalSgd;
+pub use nested::{Nested, Part, Parts};
 pub use optimizer::Optimizer;
 pub use schedule::{LinearSchedule, Schedule, ScheduleAdvance, ScheduleStepping, Scheduler};
 pub use settings::{BatchPlan, Clipping, RunSettings, Sharding, Synchronisation};

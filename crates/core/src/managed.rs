@@ -2,6 +2,7 @@
 
 use crate::accelerator::check_announced;
 use crate::accumulation::Accumulation;
+use crate::checkpoint::{Background, Registry};
 use crate::clipping::StepClipping;
 use crate::deepspeed::GradientReduction;
 use crate::fp8::Fp8Scaling;
@@ -33,6 +34,8 @@ pub(crate) struct ManagedAccelerator {
     /// Whether something has been computed within `autocast`.
     is_autocast: Arc<AtomicBool>,
     trigger: Arc<AtomicBool>,
+    registry: Arc<Registry>,
+    background: Arc<Background>,
     /// Last, so that the store outlives the group.
     _connection: Option<Arc<Connection>>,
 }
@@ -47,9 +50,11 @@ impl ManagedAccelerator {
         settings: RunSettings,
     ) -> Self {
         seed_rank(seed, &world);
+        let (engine, registry) = (Arc::new(engine), Arc::<Registry>::default());
+        registry.add_engine(&engine);
         Self {
             world,
-            engine: Arc::new(engine),
+            engine,
             device,
             seed: Arc::new(AtomicU64::new(seed)),
             accumulation: Arc::new(Accumulation::new(
@@ -62,6 +67,8 @@ impl ManagedAccelerator {
             settings,
             spent_losses: SpentLosses::default(),
             trigger: Arc::default(),
+            registry,
+            background: Arc::default(),
             _connection: connection.map(Arc::new),
         }
     }
@@ -157,6 +164,14 @@ impl Accelerator for ManagedAccelerator {
         &self.accumulation
     }
 
+    fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    fn background(&self) -> &Background {
+        &self.background
+    }
+
     fn trigger(&self) -> &AtomicBool {
         &self.trigger
     }
@@ -170,10 +185,11 @@ impl Accelerator for ManagedAccelerator {
             frozen,
             ..self.settings.engine_options(custom, &self.world)?
         };
-        let engine = Engine::new(Arc::clone(self.engine.communicator()), options)?;
+        let engine = Arc::new(Engine::new(Arc::clone(self.engine.communicator()), options)?);
+        self.registry.add_engine(&engine);
         Ok(Box::new(Self {
             world: self.world.clone(),
-            engine: Arc::new(engine),
+            engine,
             device: self.device.clone(),
             seed: Arc::clone(&self.seed),
             settings: self.settings.clone(),
@@ -183,6 +199,8 @@ impl Accelerator for ManagedAccelerator {
             fp8: scaling_of(&self.settings),
             is_autocast: Arc::clone(&self.is_autocast),
             trigger: Arc::clone(&self.trigger),
+            registry: Arc::clone(&self.registry),
+            background: Arc::clone(&self.background),
             _connection: self._connection.clone(),
         }))
     }

@@ -32,6 +32,18 @@ fn the_environment_names_a_device() {
 }
 
 #[test]
+fn metal_is_refused_by_name() {
+    for device in ["metal", "Metal:0"] {
+        let message = request(&[("SCONCE_DEVICE", device)]).unwrap_err();
+        let expected = format!(
+            "device {} requested, but Sconce does not compute on Metal: it runs on Linux, where there is none; use cpu or cuda",
+            device.to_lowercase()
+        );
+        assert_eq!(message, expected);
+    }
+}
+
+#[test]
 fn a_gpu_where_the_cpu_is_asked_for_is_a_contradiction() {
     let both = [("SCONCE_DEVICE", "cuda:1"), ("ACCELERATE_USE_CPU", "True")];
     let message = request(&both).unwrap_err();

@@ -1,6 +1,6 @@
 //! One bucket of gradients: its memory on the way, and the reduced parts that a rank holds of it.
 
-use crate::gradients::Compression;
+use crate::gradients::{Arrival, Compression};
 use crate::layout::{BucketLayout, Slot};
 use crate::{Residence, Result};
 use rayon::prelude::*;
@@ -23,6 +23,8 @@ pub(crate) struct Bucket {
     pub(crate) missing: usize,
     /// How gradients are compressed on their way to other ranks.
     pub(crate) compression: Option<Arc<Mutex<Compression>>>,
+    /// Gradients that have, but are still on their way from a device, in order.
+    pub(crate) arrivals: Vec<Arrival>,
 }
 
 /// Where the memory is that a bucket's gradients come into.
@@ -33,15 +35,24 @@ pub(crate) enum Memory {
     /// On this rank, which fills it.
     Here(Buffer),
     /// Under way: a reduction has it.
-    Away(Pending<Buffer>),
+    Away(Pending<Away>),
     /// Lost in a failed reduction.
     Lost,
+}
+
+/// What a reduction has.
+#[derive(Debug)]
+pub(crate) struct Away {
+    pub(crate) buffer: Buffer,
+    /// Whether all gradients that were on their way have come.
+    pub(crate) landed: Result<()>,
 }
 
 impl Bucket {
     pub(crate) fn new(layout: BucketLayout, allocate: impl FnOnce(usize) -> Result<Buffer>) -> Result<Self> {
         let mut bucket = Self {
             missing: 0,
+            arrivals: Vec::new(),
             compression: None,
             memory: Memory::Absent,
             shard: Vec::new(),
@@ -54,6 +65,25 @@ impl Bucket {
             bucket.memory = Memory::Here(allocate(bucket.layout.elements())?);
         }
         Ok(bucket)
+    }
+
+    /// Waits for the gradients that are on their way from a device.
+    pub(crate) fn land(&mut self) -> Result<()> {
+        let arrivals = std::mem::take(&mut self.arrivals);
+        match &mut self.memory {
+            Memory::Here(buffer) => {
+                let elements = buffer.as_mut_slice();
+                let mut arrivals = arrivals.into_iter();
+                Ok(arrivals.try_for_each(|arrival| arrival.land(elements))?)
+            }
+            // Gradients come only into memory that is here, and it stays until they have landed.
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the bytes of the gradients that are on their way.
+    pub(crate) fn bytes_on_their_way(&self) -> usize {
+        self.arrivals.iter().map(|arrival| arrival.reading.bytes()).sum()
     }
 
     /// Says whether the gradient is sharded.

@@ -2,7 +2,10 @@
 
 mod agreement;
 mod backward;
+mod checkpoint;
 mod local_steps;
+
+pub(crate) use checkpoint::Reading;
 
 use crate::anomaly::AnomalyWatch;
 use crate::candle_optimizer::{CandleOptimizer, SharesInVariables};

@@ -79,6 +79,16 @@ pub enum Error {
         /// The group's error.
         source: sconce_collectives::Error,
     },
+    /// A checkpoint could not be read.
+    #[error("restoring {name} ({what}): {source}")]
+    Restore {
+        /// The parameter.
+        name: String,
+        /// Which array of it.
+        what: String,
+        /// Why not.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The dtype of a trained parameter is not supported.
     #[error("parameter {name:?} is {dtype}; managed parameters are f32, bf16 or f16")]
     UnsupportedDtype {

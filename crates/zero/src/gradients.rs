@@ -23,6 +23,13 @@
 //! All gradients held bear one loss scale, that of the backward which came first since they were last forgotten; it
 //! stays in them and is divided out where they are used.
 //!
+//! # From a device
+//!
+//! A gradient on a GPU is copied beside what the backward computes meanwhile, and is in the bucket's memory when the bucket
+//! leaves at the latest, in the order in which gradients came. Waiting for it is the first part of the bucket's reduction.
+//! For the GPU to be ahead, a bucket then leaves only when the one after it is full, too, or at the end. Copies under way
+//! are at most some 64 MiB, and what two buckets have that are away.
+//!
 //! Between two calls of [`Gradients::clear`] gradients of several backwards add up. The mean over ranks of an already
 //! averaged part is that part, so backwards after a synchronised one may add to it.
 //!
@@ -36,19 +43,21 @@
 //! | synchronised | reduced over all ranks, which agree on the parameters that hold one | running, empty |
 //! | failed | incomplete or lost; nothing may be read | none |
 
+mod arrival;
 mod exchange;
 mod measures;
 mod power_sgd;
 mod reduction;
 mod window;
 
+pub(crate) use arrival::Arrival;
 pub(crate) use exchange::bytes_of;
 pub(crate) use power_sgd::Compression;
 pub use power_sgd::PowerSgd;
 use reduction::Reduction;
 
 use crate::anomaly::AnomalyWatch;
-use crate::bucket::{Bucket, Held, Memory};
+use crate::bucket::{Away, Bucket, Held, Memory};
 use crate::device::Staging;
 use crate::layout::BucketLayout;
 use crate::mesh::Mesh;
@@ -67,10 +76,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const BLOCK: usize = 1 << 16;
 /// Buffers through which sharded gradients pass: one fills while two are being reduced.
 const PASSING_BUFFERS: usize = 3;
+/// Buckets with gradients from a device that may be away at once.
+const AWAY_FROM_A_DEVICE: usize = 2;
 
 const INCOMPLETE: Error = Error::Order {
     what: "gradients are incomplete",
     hint: "the last backward failed; correct its cause and start over with a new engine",
+};
+
+const CAME_TWICE: Error = Error::Order {
+    what: "a gradient for a bucket that is being reduced",
+    hint: "a parameter's gradient came twice in one backward; call backward once per graph",
 };
 
 /// The gradient buckets of one model on one rank.
@@ -87,6 +103,8 @@ struct State {
     mesh: Option<Arc<Mesh>>,
     reduce_dtype: Option<DType>,
     buckets: Vec<Bucket>,
+    /// The parameters in the order that the layout follows.
+    order: Vec<usize>,
     parameters: Vec<Arc<ParameterInfo>>,
     /// Where gradients that are not finite are looked for.
     watch: Option<AnomalyWatch>,
@@ -106,6 +124,8 @@ struct State {
     mean: Option<WeightedMean>,
     /// Buckets that have left in this backward.
     left: usize,
+    /// Whether gradients come from a device.
+    is_from_device: bool,
     synchronise: bool,
     /// Whether a step takes gradients that are this rank's own.
     steps_locally: bool,
@@ -149,13 +169,14 @@ impl Gradients {
     pub(crate) fn lay_out(
         &self,
         mesh: &Arc<Mesh>,
-        layouts: Vec<BucketLayout>,
+        (order, layouts): (Vec<usize>, Vec<BucketLayout>),
         parameters: Vec<Arc<ParameterInfo>>,
         (reduce_dtype, compression): (DType, Option<&PowerSgd>),
     ) -> Result<()> {
         let shapes = Vec::from_iter(parameters.iter().map(|parameter| parameter.shape.clone()));
         let mut state = self.lock();
         state.reduce_dtype = Some(reduce_dtype);
+        state.order = order;
         state.places = vec![(0, 0); parameters.len()];
         let passing = layouts
             .iter()
@@ -250,7 +271,9 @@ impl Gradients {
 
     /// Gives up the backward under way; what is held is incomplete from now on.
     pub(crate) fn fail(&self) {
-        self.lock().phase = Phase::Failed;
+        let mut state = self.lock();
+        state.phase = Phase::Failed;
+        state.buckets.iter_mut().for_each(|bucket| bucket.arrivals.clear());
     }
 
     /// Returns the numbers of the parameters whose gradient did not come in during this backward.
@@ -276,7 +299,8 @@ impl Gradients {
                 state.buckets[number].missing = 0;
             }
         }
-        state.send_full_buckets()?;
+        state.send_full_buckets(true)?;
+        state.buckets.iter_mut().try_for_each(Bucket::land)?;
         (0..state.buckets.len()).try_for_each(|number| state.bring_back(number))?;
         if !state.synchronise {
             state.phase = Phase::Local;
@@ -385,6 +409,19 @@ impl Gradients {
         Ok(work(&views, &state.holds))
     }
 
+    /// Runs `work` on the buckets as they are when gradients have been reduced: for how they are laid out.
+    pub(crate) fn with_layout<R>(&self, work: impl FnOnce(&[Held<'_>]) -> R) -> Result<R> {
+        let state = self.lock();
+        let held = |bucket| Bucket::held(bucket, state.rank(), false).ok_or(INCOMPLETE);
+        let views = state.buckets.iter().map(held).collect::<Result<Vec<_>>>()?;
+        Ok(work(&views))
+    }
+
+    /// Returns the order of parameters by which the buckets were laid out; empty before that.
+    pub(crate) fn order(&self) -> Vec<usize> {
+        self.lock().order.clone()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -450,16 +487,17 @@ impl State {
                 hint: "call accelerator.backward(&loss) (or Engine::backward) instead of loss.backward()",
             });
         }
-        if self.staging.serves(gradient.device()) {
+        if self.staging.serves(gradient.device()) && self.watch.is_none() {
             // In its own dtype: the copy is what takes time.
             let gradient = if is_managed_dtype(gradient.dtype()) {
                 gradient.contiguous()?
             } else {
                 gradient.to_dtype(DType::F32)?.contiguous()?
             };
-            let staging = Arc::clone(&self.staging);
-            return staging.read(&gradient, |values| self.put(parameter, values.shared()))?;
+            return self.expect_arrival(parameter, &gradient);
         }
+        // Where gradients are looked at, those on a device come at once.
+        let gradient = gradient.to_device(&candle_core::Device::Cpu)?;
         let gradient = gradient.to_dtype(DType::F32)?.contiguous()?;
         let (storage, layout) = gradient.storage_and_layout();
         let Storage::Cpu(CpuStorage::F32(values)) = &*storage else {
@@ -473,29 +511,28 @@ impl State {
         self.put(parameter, Elements::F32(values))
     }
 
+    /// Sees to it that a gradient's bucket has memory, and says whether there is nothing yet to add the gradient to.
+    fn make_room(&mut self, parameter: usize) -> Result<bool> {
+        let number = self.places[parameter].0;
+        // A buffer that is passed on holds this backward's gradients only.
+        if self.buckets[number].is_sharded() {
+            self.make_present(number)?;
+            return Ok(!self.arrived[parameter]);
+        }
+        Ok(!self.holds[parameter])
+    }
+
     /// Puts a parameter's gradient into its place, or adds it to what is there.
     fn put(&mut self, parameter: usize, values: Elements<'_>) -> Result<()> {
         self.look_at(parameter, &values)?;
-        let number = self.places[parameter].0;
-        // A buffer that is passed on holds this backward's gradients only.
-        let is_first = if self.buckets[number].is_sharded() {
-            self.make_present(number)?;
-            !self.arrived[parameter]
-        } else {
-            !self.holds[parameter]
+        let is_first = self.make_room(parameter)?;
+        let (number, slot) = self.places[parameter];
+        let Bucket { layout, memory, .. } = &mut self.buckets[number];
+        let Memory::Here(buffer) = memory else {
+            return Err(CAME_TWICE);
         };
-        self.for_each_chunk(parameter, |slot, chunk| {
-            let blocks = slot.par_chunks_mut(BLOCK).enumerate();
-            blocks.for_each(|(number, slot)| {
-                let start = chunk.start + number * BLOCK;
-                let values = values.slice(start..start + slot.len());
-                if is_first {
-                    values.copy_to(slot);
-                } else {
-                    values.add_to(slot);
-                }
-            });
-        })?;
+        let places = arrival::places(layout, &layout.slots[slot]);
+        arrival::put(values, &places, buffer.as_mut_slice(), is_first);
         self.holds[parameter] = true;
         self.arrived[parameter] = true;
         Ok(())
@@ -516,7 +553,7 @@ impl State {
 
     /// Starts what can be reduced after a change, unless that failed; keeps the error for the engine.
     fn then_send<T>(&mut self, outcome: Result<T>) -> candle_core::Result<T> {
-        let outcome = outcome.and_then(|value| self.send_full_buckets().map(|()| value));
+        let outcome = outcome.and_then(|value| self.send_full_buckets(false).map(|()| value));
         outcome.map_err(|error| {
             let message = candle_core::Error::msg(&error);
             self.failure = Some(error);
@@ -529,10 +566,7 @@ impl State {
         let (bucket, slot) = self.places[parameter];
         let Bucket { layout, memory, .. } = &mut self.buckets[bucket];
         let Memory::Here(buffer) = memory else {
-            return Err(Error::Order {
-                what: "a gradient for a bucket that is being reduced",
-                hint: "a parameter's gradient came twice in one backward; call backward once per graph",
-            });
+            return Err(CAME_TWICE);
         };
         let (elements, slot) = (buffer.as_mut_slice::<f32>(), &layout.slots[slot]);
         (0..layout.parts).for_each(|part| work(&mut elements[layout.place(slot, part)], slot.chunk(part)));
@@ -604,13 +638,20 @@ impl State {
         self.mesh.as_ref().map(|mesh| Arc::clone(&mesh.shard))
     }
 
-    /// Starts the reduction of every bucket whose turn it is.
-    fn send_full_buckets(&mut self) -> Result<()> {
+    /// Starts the reduction of every bucket whose turn it is; `is_end` where no more gradients come.
+    fn send_full_buckets(&mut self, is_end: bool) -> Result<()> {
         let Some(mesh) = self.mesh.clone() else {
             return Ok(());
         };
         while self.left < self.buckets.len() {
             let is_reduced = self.is_reduced_now(self.left);
+            let is_next_missing = self.buckets.get(self.left + 1).is_some_and(|next| next.missing > 0);
+            if is_reduced && self.is_from_device && !is_end && is_next_missing {
+                return Ok(());
+            }
+            if is_reduced && self.is_from_device && self.left >= AWAY_FROM_A_DEVICE {
+                self.bring_back(self.left - AWAY_FROM_A_DEVICE)?;
+            }
             let bucket = &mut self.buckets[self.left];
             if bucket.missing > 0 && is_reduced {
                 return Ok(());
@@ -624,22 +665,31 @@ impl State {
                     (Reduction::All, &mesh.world)
                 };
                 let dtype = self.reduce_dtype.unwrap_or(DType::F32);
-                let compression = bucket.compression.clone();
-                let number = self.left;
-                bucket.memory = match std::mem::replace(&mut bucket.memory, Memory::Lost) {
-                    Memory::Here(buffer) => Memory::Away(group.run_behind(buffer, move |buffer, group| {
-                        let _span = tracing::debug_span!("reduce bucket", what = number, elements).entered();
-                        let gradients = &mut buffer.as_mut_slice()[..elements];
-                        match compression {
-                            Some(state) => {
-                                let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-                                state.run(gradients, dtype, group)
-                            }
-                            None => reduction.run(gradients, dtype, group),
-                        }
-                    })),
-                    _ => return Err(INCOMPLETE),
+                let (compression, number) = (bucket.compression.clone(), self.left);
+                let Memory::Here(buffer) = std::mem::replace(&mut bucket.memory, Memory::Lost) else {
+                    return Err(INCOMPLETE);
                 };
+                let mut arrivals = std::mem::take(&mut bucket.arrivals).into_iter();
+                let landed = Ok(());
+                let pending = group.run_behind(Away { buffer, landed }, move |away, group| {
+                    let gradients = away.buffer.as_mut_slice();
+                    if let Err(error) = arrivals.try_for_each(|arrival| arrival.land(gradients)) {
+                        // Peers wait for this rank's gradients.
+                        group.abort(&error.to_string());
+                        away.landed = Err(error.into());
+                        return Ok(());
+                    }
+                    let _span = tracing::debug_span!("reduce bucket", what = number, elements).entered();
+                    let gradients = &mut gradients[..elements];
+                    match compression {
+                        Some(state) => {
+                            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+                            state.run(gradients, dtype, group)
+                        }
+                        None => reduction.run(gradients, dtype, group),
+                    }
+                });
+                bucket.memory = Memory::Away(pending);
             }
             self.left += 1;
         }
@@ -657,8 +707,9 @@ impl State {
             return Ok(());
         };
         let span = tracing::debug_span!("wait for bucket", what = number).entered();
-        let buffer = pending.wait()?;
+        let Away { buffer, landed } = pending.wait()?;
         drop(span);
+        landed?;
         if !bucket.is_sharded() {
             bucket.memory = Memory::Here(buffer);
             return Ok(());

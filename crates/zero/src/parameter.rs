@@ -204,6 +204,14 @@ impl Parameter {
     /// Replaces the values on this rank, wherever they are; a gathered copy of a sharded parameter stays as it was.
     pub(crate) fn assign(&self, values: &[f32], (rank, world): (usize, usize)) -> Result<()> {
         match &self.home {
+            Home::Shard { .. } => self.assign_held(&values[chunk_of(values.len(), rank, world)]),
+            Home::Tensor | Home::Beside(_) | Home::Unbuilt => self.assign_held(values),
+        }
+    }
+
+    /// Does so with what this rank holds: its chunk of a sharded parameter, all of others.
+    pub(crate) fn assign_held(&self, values: &[f32]) -> Result<()> {
+        match &self.home {
             Home::Tensor | Home::Unbuilt => self.set_copy(values),
             Home::Beside(masters) => {
                 let mut masters = masters.lock().unwrap_or_else(PoisonError::into_inner);
@@ -211,10 +219,7 @@ impl Parameter {
                 masters.values.copy_from_slice(&values[range]);
                 self.set_copy(values)
             }
-            Home::Shard { shard, slot } => {
-                let own = &values[chunk_of(values.len(), rank, world)];
-                shard.with_master(*slot, 0..own.len(), |master| master.write(own))
-            }
+            Home::Shard { shard, slot } => shard.with_master(*slot, 0..values.len(), |master| master.write(values)),
         }
     }
 

@@ -143,7 +143,7 @@ impl Parameters {
                 dtype: dtype.as_str(),
             });
         }
-        self.staging.open(device)?;
+        Staging::open(device)?;
         let number = registered.parameters.len();
         let info = Arc::new(info);
         let is_trained = !self.frozen.contains(&info);

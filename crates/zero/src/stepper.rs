@@ -5,6 +5,8 @@
 //! [`DiskOptions::sub_group_elements`], which are brought in one after another; there f32 masters of bf16 and f16
 //! parameters are state too.
 
+mod checkpoint;
+
 use crate::bucket::Held;
 use crate::device::Intent;
 use crate::optimizer::rules_at;

@@ -3,8 +3,33 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow};
+use sconce_core::data::JsonLines;
+use serde::Deserialize;
 use serde_json::Value;
+
+/// A line of a file of JSON lines.
+#[derive(Clone, Deserialize)]
+#[serde(try_from = "Value")]
+struct Document(String);
+
+impl TryFrom<Value> for Document {
+    type Error = String;
+
+    fn try_from(line: Value) -> Result<Self, String> {
+        let reason = match line {
+            Value::Object(mut fields) => match fields.remove("text") {
+                Some(Value::String(text)) => return Ok(Self(text)),
+                Some(other) => format!("`text` is {other}, expected a string"),
+                None => "the object has no `text`".to_owned(),
+            },
+            _ => "the line is JSON and no object".to_owned(),
+        };
+        Err(format!(
+            "{reason}; expected a JSON object such as {{\"text\": \"...\"}}"
+        ))
+    }
+}
 
 /// Reads a file of text as a list of documents: one for plain text, one a line for JSON lines (`.jsonl`, `.json`).
 ///
@@ -12,41 +37,15 @@ use serde_json::Value;
 /// If the file cannot be read or is not UTF-8, or a line is not a JSON object with a text in `text`; the error names
 /// file and line.
 pub(super) fn read_documents(path: &Path) -> Result<Vec<String>> {
-    let text = fs::read_to_string(path)
-        .with_context(|| format!("{}: cannot be read, expected UTF-8 text or JSON lines", path.display()))?;
     if path
         .extension()
         .is_some_and(|extension| extension == "jsonl" || extension == "json")
     {
-        json_lines(&text, path)
-    } else {
-        Ok(vec![text])
+        let documents = JsonLines::<Document>::open([path]).and_then(|lines| lines.read_all());
+        let documents = documents.map_err(|error| anyhow!(error))?;
+        return Ok(documents.into_iter().map(|document| document.0).collect());
     }
-}
-
-fn json_lines(text: &str, path: &Path) -> Result<Vec<String>> {
-    text.lines()
-        .enumerate()
-        .filter(|(_, line)| !line.trim().is_empty())
-        .map(|(index, line)| {
-            document_of_line(line).with_context(|| {
-                format!(
-                    "{}, line {}: expected a JSON object such as {{\"text\": \"...\"}}",
-                    path.display(),
-                    index + 1
-                )
-            })
-        })
-        .collect()
-}
-
-fn document_of_line(line: &str) -> Result<String> {
-    let Value::Object(mut fields) = serde_json::from_str(line)? else {
-        bail!("the line is JSON and no object");
-    };
-    match fields.remove("text") {
-        Some(Value::String(text)) => Ok(text),
-        Some(other) => bail!("`text` is {other}, expected a string"),
-        None => bail!("the object has no `text`"),
-    }
+    let text = fs::read_to_string(path)
+        .with_context(|| format!("{}: cannot be read, expected UTF-8 text or JSON lines", path.display()))?;
+    Ok(vec![text])
 }

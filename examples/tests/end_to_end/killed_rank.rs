@@ -55,13 +55,16 @@ fn kill_9_of_one_rank_ends_the_job_and_names_the_rank() {
 }
 
 fn children_of(parent: u32) -> Vec<u32> {
-    let processes = std::fs::read_dir("/proc")
-        .unwrap()
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    processes.filter(|pid| parent_of(*pid) == Some(parent)).collect()
+    processes().filter(|pid| parent_of(*pid) == Some(parent)).collect()
 }
 
-fn parent_of(pid: u32) -> Option<u32> {
+/// All processes that there are.
+pub(crate) fn processes() -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir("/proc").unwrap();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+pub(crate) fn parent_of(pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status
         .lines()

@@ -1,6 +1,7 @@
 //! The whole line, as a user runs it: `sconce launch` starts ranks of `finetune_llama`.
 
 mod bad_input;
+mod checkpoints;
 mod killed_rank;
 mod over_mpi;
 mod parity;

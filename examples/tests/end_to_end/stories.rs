@@ -95,6 +95,36 @@ fn two_models_in_one_loop_learn_alike_on_any_number_of_ranks_and_however_they_ar
 }
 
 #[test]
+fn every_held_out_sample_counts_once_on_any_number_of_ranks() {
+    let lines = |ranks: &str| {
+        let mut command = Command::new(sconce());
+        command
+            .args(["launch", "--num_processes", ranks])
+            .arg(example("evaluate"));
+        let output = command.output().expect("sconce runs");
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let lines = text(&output.stdout);
+        Vec::from_iter(
+            lines
+                .lines()
+                .map(|line| line.trim_start_matches("[rank 0] ").to_owned()),
+        )
+    };
+    let one = lines("1");
+    assert!(
+        one.len() == 8 && one.iter().all(|line| line.contains("samples 103")),
+        "{one:?}"
+    );
+    let accuracy = one[7].split("accuracy ").nth(1).and_then(|rest| rest.split(' ').next());
+    assert!(
+        accuracy.is_some_and(|text| text.parse::<f64>().is_ok_and(|value| value > 0.9)),
+        "{one:?}"
+    );
+    assert_eq!(lines("2"), one);
+    assert_eq!(lines("3"), one);
+}
+
+#[test]
 fn an_offload_that_moves_nothing_is_said_once() {
     let flags = ["--use_deepspeed", "--offload_optimizer_device", "cpu"];
     let output = train_with(&flags, 3, &["--steps", "1"]);

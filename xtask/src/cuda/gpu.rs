@@ -13,8 +13,17 @@ use super::toolkit::{TARGET, Toolkit};
 /// The folder that all of this is built in, in the workspace's target folder.
 const FOLDER: &str = "target/gpu-check";
 
-/// The test programs that are carried.
-const PROGRAMS: [&str; 3] = ["conformance", "device", "gpu_parity"];
+/// The programs that are carried: tests, and one that measures.
+const PROGRAMS: [(&str, &str); 5] = [
+    ("--test", "conformance"),
+    ("--test", "device"),
+    ("--test", "on_cuda"),
+    ("--test", "gpu_parity"),
+    ("--bench", "gpu_throughput"),
+];
+
+/// What the last is compared with, where there is PyTorch.
+const PEER: &str = include_str!("../../peers/gpu_throughput.py");
 
 /// As for tests, but dependencies need not be fast, and what is carried should be small.
 const PROFILE: [&str; 4] = [
@@ -27,14 +36,15 @@ const PROFILE: [&str; 4] = [
 /// What is run there. NCCL's wheel lacks the name by which the bindings look for it.
 const SCRIPT: &str = r#"#!/usr/bin/env bash
 # Runs on a machine with a GPU; made by `cargo xtask gpu-check`. Writes a log of each check into the folder $OUT, or here.
-# Arguments: which checks to run, of device, parity, 1_rank, 2_ranks and 4_ranks; without any: all.
+# Arguments: which checks to run, of device, memory, parity, 1_rank, 2_ranks and 4_ranks; without any: all of these.
+# Besides, throughput measures training, beside PyTorch's where python3 has it.
 # CUDA's libraries and NCCL are those of PyTorch's wheels where python3 has them, else those in LD_LIBRARY_PATH.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 logs=${OUT:-$PWD}
 programs=$(mktemp -d)
 trap 'rm -rf "$programs"' EXIT
-for program in conformance device gpu_parity; do
+for program in conformance device on_cuda gpu_parity gpu_throughput; do
     gunzip --stdout "$program.gz" >"$programs/$program" && chmod +x "$programs/$program" || exit
 done
 if wheels=$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null); then
@@ -58,12 +68,23 @@ check() {
         tail -n 40 "$logs/$name.log"
     fi
 }
-for what in "${@:-device parity 1_rank 2_ranks 4_ranks}"; do
+for what in "${@:-device memory parity 1_rank 2_ranks 4_ranks}"; do
     for name in $what; do
         case $name in
         device) check device 60 "$programs/device" --nocapture ;;
+        # The engine's copies from and to the device, bit for bit.
+        memory) check memory 120 "$programs/on_cuda" --nocapture ;;
         # A small Llama under every strategy, against what PyTorch recorded.
         parity) check parity 240 "$programs/gpu_parity" --nocapture ;;
+        throughput)
+            check throughput 200 "$programs/gpu_throughput"
+            check throughput_sharded 200 "$programs/gpu_throughput" --shard
+            if python3 -c 'import torch' 2>/dev/null; then
+                check throughput_pytorch 200 python3 gpu_throughput.py
+                check throughput_pytorch_offload 200 python3 gpu_throughput.py --offload
+            fi
+            tail -n 1 "$logs"/throughput*.log
+            ;;
         # All of the suite, on so many ranks that have one GPU in common.
         *) check "$name" 280 "$programs/conformance" --exact "over_nccl::over_nccl_on_$name" --nocapture ;;
         esac
@@ -79,7 +100,7 @@ exit $failed
 pub(crate) fn run(shell: &Shell, root: &Path) -> Result<()> {
     let folder = root.join(FOLDER);
     let toolkit = Toolkit::lay_compiler(shell, &folder.join("toolkit"))?;
-    let programs = PROGRAMS.iter().flat_map(|program| ["--test", program]);
+    let programs = PROGRAMS.iter().flat_map(|(kind, program)| [kind, program]);
     let build = cmd!(
         shell,
         "cargo test {PROFILE...} --workspace --features cuda,nccl --target {TARGET} --target-dir {folder} {programs...}
@@ -89,7 +110,7 @@ pub(crate) fn run(shell: &Shell, root: &Path) -> Result<()> {
     let carried = folder.join("carry");
     shell.remove_path(&carried)?;
     shell.create_dir(&carried)?;
-    for program in PROGRAMS {
+    for (_, program) in PROGRAMS {
         let built = executable(&messages, program).with_context(|| format!("cargo built no program {program}"))?;
         let copy = carried.join(program);
         shell.copy_file(built, &copy)?;
@@ -103,6 +124,7 @@ pub(crate) fn run(shell: &Shell, root: &Path) -> Result<()> {
         // Kernels are text, to a fifth of it.
         cmd!(shell, "gzip --force {copy}").quiet().run()?;
     }
+    shell.write_file(carried.join("gpu_throughput.py"), PEER)?;
     let script = carried.join("run.sh");
     shell.write_file(&script, SCRIPT)?;
     cmd!(shell, "chmod +x {script}").quiet().run()?;

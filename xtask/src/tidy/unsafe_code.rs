@@ -23,6 +23,10 @@ const MODULES: &[(&str, &str)] = &[
         "CUDA's libraries are loaded to see whether they are there",
     ),
     (
+        "crates/collectives/src/cuda/gpu.rs",
+        "the driver's calls that take a device's handle",
+    ),
+    (
         "crates/collectives/src/mpi/library.rs",
         "the calls of MPI's C interface",
     ),

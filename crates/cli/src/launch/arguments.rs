@@ -12,6 +12,7 @@ use clap::{Args, ValueEnum};
 
 use super::deepspeed::DeepSpeedArguments;
 use super::fully_sharded::FullyShardedArguments;
+use super::gpu_ids::GpuIds;
 use super::settings::Flag;
 use crate::command_error::CommandError;
 use sconce_collectives::Backend;
@@ -63,6 +64,29 @@ pub(crate) struct Arguments {
     /// Make the ranks compute on the CPU even where there is an accelerator
     #[arg(long, help_heading = "Resources")]
     pub(super) cpu: bool,
+
+    /// GPUs of this host that the ranks may use: numbers from 0 with commas between, one for each rank, or all;
+    /// sets CUDA_VISIBLE_DEVICES. Ranks compute on them with SCONCE_DEVICE=cuda or --backend nccl
+    /// [default: CUDA_VISIBLE_DEVICES, or all]
+    #[arg(
+        verbatim_doc_comment,
+        long = "gpu_ids",
+        alias = "gpu-ids",
+        value_name = "IDS",
+        allow_hyphen_values = true,
+        help_heading = "Resources"
+    )]
+    pub(super) gpu_ids: Option<GpuIds>,
+
+    /// Bind each rank to its share of this host's usable cores, near its GPU where the system says which those are
+    /// [default: ACCELERATE_CPU_AFFINITY]
+    #[arg(
+        verbatim_doc_comment,
+        long = "enable_cpu_affinity",
+        alias = "enable-cpu-affinity",
+        help_heading = "Resources"
+    )]
+    pub(super) enable_cpu_affinity: bool,
 
     /// What carries the data: shm, the memory of this host, or mpi, for which mpirun starts the ranks, here or on
     /// other hosts, and the program must be built with the feature mpi, or nccl, for ranks with a GPU each, with the

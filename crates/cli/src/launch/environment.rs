@@ -7,9 +7,11 @@ use std::ffi::{OsStr, OsString};
 use std::process::Command;
 
 use super::arguments::Arguments;
+use super::gpu_ids::{CUDA_VISIBLE_DEVICES, GpuIds};
 use super::main_process::MainProcess;
 use sconce_collectives::Backend;
 use sconce_collectives::environment::{self as variable, SCONCE_BACKEND};
+use sconce_core::environment::ACCELERATE_CPU_AFFINITY;
 
 /// Starts of the names of variables that tell a place in the world that is not this launcher's doing.
 const FOREIGN_TOPOLOGY: [&str; 9] = [
@@ -54,7 +56,7 @@ pub(super) struct Environment {
 impl Environment {
     /// Derives the ranks' environment from the flags and from the launcher's own (`inherited`).
     ///
-    /// `cores` is the number of cores that the launcher may use. `store` are the variables of the rendezvous store.
+    /// `cores` is the number of cores of one rank. `store` are the variables of the rendezvous store.
     pub(super) fn new(
         arguments: &Arguments,
         main_process: &MainProcess,
@@ -77,7 +79,7 @@ impl Environment {
         ];
         set.extend(store);
 
-        set.extend(common(arguments, &inherited, cores / world_size));
+        set.extend(common(arguments, &inherited, cores));
 
         let remove = inherited
             .into_iter()
@@ -145,6 +147,15 @@ impl JobEnvironment {
     }
 }
 
+/// Returns a lookup in what the ranks will find, but for their places and their numbers of threads.
+pub(super) fn of_ranks(arguments: &Arguments) -> impl Fn(&str) -> Option<String> {
+    let set = common(arguments, &Vec::from_iter(std::env::vars_os()), 1);
+    move |name| {
+        let of_flag = set.iter().find(|(of, _)| *of == name);
+        of_flag.map_or_else(|| variable::of_process(name), |(_, value)| Some(value.clone()))
+    }
+}
+
 /// What the ranks are told whoever starts them: numbers of threads, and the flags.
 fn common(arguments: &Arguments, inherited: &[(OsString, OsString)], cores: usize) -> Vec<(&'static str, String)> {
     let given = |name: &str| inherited.iter().any(|(of, value)| of == name && !value.is_empty());
@@ -162,6 +173,12 @@ fn common(arguments: &Arguments, inherited: &[(OsString, OsString)], cores: usiz
     }
     if arguments.debug {
         set.push(("ACCELERATE_DEBUG_MODE", "true".to_owned()));
+    }
+    if let Some(ids @ GpuIds::Listed(_)) = &arguments.gpu_ids {
+        set.push((CUDA_VISIBLE_DEVICES, ids.to_string()));
+    }
+    if arguments.enable_cpu_affinity {
+        set.push((ACCELERATE_CPU_AFFINITY, "1".to_owned()));
     }
     set.extend(arguments.settings_variables(|name| {
         let found = inherited.iter().find(|(of, _)| of == name);

@@ -1,5 +1,6 @@
 //! Tells, as the last thing on stderr, what stopped a run.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -8,12 +9,25 @@ use signal_hook::low_level::signal_name;
 
 use super::output::LastLines;
 use super::rank_process::End;
+use super::rank_tags::Writer;
 use super::supervise::{Cause, Outcome, RankEnd};
+
+/// Where `mpirun` (Open MPI's) names the rank that failed: what stands before its number, and after.
+const BLAME: [(&str, &str); 3] = [
+    ("Process name: [[", "]"),
+    ("process rank ", " with PID"),
+    ("MPI_ABORT was invoked on rank ", " in communicator"),
+];
 
 /// The report on a run that was stopped by `cause`.
 ///
 /// `pids` has the process id of each rank; `last_lines`, where known, the end of each rank's stderr.
-pub(super) fn report(cause: Cause, outcome: &Outcome, pids: &[u32], last_lines: &[LastLines]) -> String {
+pub(super) fn report(
+    cause: Cause,
+    outcome: &Outcome,
+    pids: &[u32],
+    last_lines: &BTreeMap<Writer, LastLines>,
+) -> String {
     let mut report = match cause {
         Cause::Rank(rank) => {
             let end = outcome.ends[rank];
@@ -23,21 +37,9 @@ pub(super) fn report(cause: Cause, outcome: &Outcome, pids: &[u32], last_lines: 
                 end.end,
                 after(end.after)
             );
-            let said = |rank: usize| last_lines.get(rank).filter(|lines| lines.iter().len() > 0);
             // Of ranks that failed together the first to end need not be the one that says why.
             let failed = (0..outcome.ends.len()).filter(|other| !outcome.ends[*other].end.is_success());
-            let teller = std::iter::once(rank).chain(failed).find(|rank| said(*rank).is_some());
-            if let Some((teller, lines)) = teller.and_then(|teller| Some((teller, said(teller)?))) {
-                let whose = if teller == rank {
-                    "its".to_owned()
-                } else {
-                    format!("rank {teller}'s")
-                };
-                let _ = writeln!(report, "  the end of {whose} stderr:");
-                for line in lines.iter() {
-                    let _ = writeln!(report, "    {line}");
-                }
-            }
+            report += &end_of_stderr(rank, failed, last_lines);
             report
         }
         Cause::Signal(signal) => format!("error: stopped by {}\n", name(signal.as_raw())),
@@ -54,6 +56,66 @@ pub(super) fn report(cause: Cause, outcome: &Outcome, pids: &[u32], last_lines: 
         let _ = writeln!(report, "hint: {hint}");
     }
     report
+}
+
+/// The report on a job of `mpirun`'s, the only process that was watched.
+pub(super) fn report_job(
+    cause: Cause,
+    outcome: &Outcome,
+    _: &[u32],
+    last_lines: &BTreeMap<Writer, LastLines>,
+) -> String {
+    let mpirun = outcome.ends[0];
+    if let Cause::Signal(signal) = cause {
+        let killed = if mpirun.was_killed {
+            "  mpirun did not end when asked, and was killed\n"
+        } else {
+            ""
+        };
+        return format!("error: stopped by {}\n{killed}", name(signal.as_raw()));
+    }
+    let end = format!("mpirun {} {}", mpirun.end, after(mpirun.after));
+    let talkers = last_lines.keys().flatten().copied();
+    match last_lines.get(&None).and_then(blamed) {
+        Some(rank) => {
+            let told = end_of_stderr(rank, talkers, last_lines);
+            format!("error: {end}; the first rank that it saw fail is rank {rank}\n{told}")
+        }
+        None => format!("error: {end}; what it and the ranks have said is above\n"),
+    }
+}
+
+/// The rank that `mpirun` names.
+fn blamed(own_lines: &LastLines) -> Option<usize> {
+    own_lines.iter().find_map(|line| {
+        BLAME.iter().find_map(|(before, after)| {
+            let rest = line.split_once(before)?.1;
+            // Open MPI's name of a process is [[job,part],rank].
+            let number = rest.split_once(after)?;
+            let number = if before.ends_with('[') { number.1 } else { number.0 };
+            let number = number.trim_start_matches(',').split(']').next()?;
+            number.trim().parse().ok()
+        })
+    })
+}
+
+/// The end of what `rank`, or else the first of `others` that has said something, has written to stderr.
+fn end_of_stderr(rank: usize, others: impl Iterator<Item = usize>, last_lines: &BTreeMap<Writer, LastLines>) -> String {
+    let said = |rank: usize| last_lines.get(&Some(rank)).filter(|lines| lines.iter().len() > 0);
+    let teller = std::iter::once(rank).chain(others).find(|rank| said(*rank).is_some());
+    let Some((teller, lines)) = teller.and_then(|teller| Some((teller, said(teller)?))) else {
+        return String::new();
+    };
+    let whose = if teller == rank {
+        "its".to_owned()
+    } else {
+        format!("rank {teller}'s")
+    };
+    let mut told = format!("  the end of {whose} stderr:\n");
+    for line in lines.iter() {
+        let _ = writeln!(told, "    {line}");
+    }
+    told
 }
 
 /// One line on the ranks that ended after the cause and because of it, those with the same end together.
@@ -154,7 +216,7 @@ mod tests {
             ends,
         };
         assert_eq!(
-            report(cause, &outcome, &[10, 11, 12, 13, 14], &[]),
+            report(cause, &outcome, &[10, 11, 12, 13, 14], &BTreeMap::new()),
             "error: rank 1 (pid 11) exited with code 3 after 1.2 s\n  \
              ended as a consequence: ranks 0, 4 (SIGTERM), rank 3 (code 1)\n"
         );
@@ -173,11 +235,46 @@ mod tests {
             ends,
         };
         assert_eq!(
-            report(cause, &outcome, &[10, 11], &[]),
+            report(cause, &outcome, &[10, 11], &BTreeMap::new()),
             "error: stopped by SIGINT\n  ended as a consequence: rank 0 (SIGKILL), rank 1 (code 0)\n  \
              did not end when asked, and killed: rank 0\n"
         );
         assert_eq!(outcome.exit_code(), 130);
+    }
+
+    fn job_report(own_lines: &[&str], code: i32) -> String {
+        let keep = |lines: &[&str]| {
+            let mut kept = LastLines::default();
+            lines.iter().for_each(|line| kept.keep(line.as_bytes()));
+            kept
+        };
+        let cause = Cause::Rank(0);
+        let outcome = Outcome {
+            cause: Some(cause),
+            ends: vec![rank_end(End::Code(code), false, false)],
+        };
+        let last_lines = BTreeMap::from([
+            (None, keep(own_lines)),
+            (Some(0), keep(&["rank 12 left"])),
+            (Some(12), keep(&["no such file"])),
+        ]);
+        report_job(cause, &outcome, &[10], &last_lines)
+    }
+
+    #[test]
+    fn the_rank_that_mpirun_names_is_told_with_its_last_lines() {
+        // What Open MPI 4.1.4 writes after a rank exits, is killed, or calls MPI_Abort.
+        for line in [
+            "  Process name: [[28959,1],12]",
+            "mpirun noticed that process rank 12 with PID 0 on node a exited on signal 9 (Killed).",
+            "MPI_ABORT was invoked on rank 12 in communicator MPI COMMUNICATOR 3 DUP FROM 0",
+        ] {
+            let expected = "error: mpirun exited with code 3 after 1.2 s; the first rank that it saw fail is rank 12\n  \
+                            the end of its stderr:\n    no such file\n";
+            assert_eq!(job_report(&["mpirun detected that", line], 3), expected);
+        }
+        let expected = "error: mpirun exited with code 1 after 1.2 s; what it and the ranks have said is above\n";
+        assert_eq!(job_report(&["There are not enough slots available"], 1), expected);
     }
 
     #[test]

@@ -1,50 +1,62 @@
 //! `sconce launch`: starts a program once per rank on this host, and supervises the ranks.
 //!
 //! In reading order: the flags ([`arguments`], [`deepspeed`], [`fully_sharded`]) and what they ask for together
-//! ([`settings`]); the executable, built ([`build`]) or found ([`program`]); what the
-//! ranks are told ([`environment`], [`main_process`], [`rendezvous`]); each rank as a process ([`rank_process`],
+//! ([`settings`], [`gpu_ids`]); the executable, built ([`build`]) or found ([`program`]); what the
+//! ranks are told ([`environment`], [`main_process`], [`rendezvous`]); their cores ([`cpu_affinity`], [`gpu_nodes`],
+//! [`host_topology`]); each rank as a process ([`rank_process`],
 //! [`parent_death`]); their output ([`output`]); and watching them ([`mod@supervise`], [`stop_signals`], [`failure`]).
-//! Over MPI all from the ranks on is `mpirun`'s ([`mpirun`]).
+//! Over MPI the ranks are `mpirun`'s ([`mpirun`]), which is watched in their place ([`rank_tags`]).
 
 mod arguments;
 mod build;
 mod console;
+mod cpu_affinity;
 mod deepspeed;
 mod environment;
 mod failure;
 mod fully_sharded;
+mod gpu_ids;
+mod gpu_nodes;
+mod host_topology;
 mod line_splitter;
 mod main_process;
 mod mpirun;
 mod output;
 mod parent_death;
-mod program;
+pub(crate) mod program;
 mod rank_process;
+mod rank_tags;
 mod rendezvous;
 mod settings;
 mod stop_signals;
 mod supervise;
 
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::thread::available_parallelism;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub(crate) use arguments::Arguments;
 
 use crate::command_error::CommandError;
 use arguments::Target;
 use console::Console;
+use cpu_affinity::CpuAffinity;
 use environment::{Environment, JobEnvironment};
+use gpu_nodes::gpu_nodes;
+use host_topology::HostTopology;
 use main_process::MainProcess;
 use mpirun::Mpirun;
-use output::Output;
+use output::{LastLines, Output};
 use rank_process::{Group, RankProcess};
+use rank_tags::Writer;
 use rendezvous::Rendezvous;
 use sconce_collectives::Backend;
 use stop_signals::StopSignals;
-use supervise::supervise;
+use supervise::{Cause, Outcome, supervise};
 
 /// Runs `sconce launch`. Must be called on the main thread.
 ///
@@ -55,10 +67,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
         .map_err(|reason| CommandError::failure(format!("cannot catch SIGCHLD: {reason}")))?;
     let (target, program_arguments) = arguments.target()?;
     let warning = settings::check(arguments, |name| std::env::var(name).ok())?;
-    let mpirun = match mpirun::backend(arguments, |name| std::env::var(name).ok())? {
+    let backend = mpirun::backend(arguments, |name| std::env::var(name).ok())?;
+    let mpirun = match backend {
         Backend::Mpi => Some(Mpirun::find(arguments)?),
         _ => None,
     };
+    let ranks = arguments.num_processes;
+    let of_ranks = environment::of_ranks(arguments);
+    let ranks_per_host = match &mpirun {
+        Some(mpirun) => mpirun.ranks_per_host(ranks),
+        None => Some(ranks),
+    };
+    gpu_ids::check(arguments, ranks_per_host, &of_ranks)?;
+    let binds = cpu_affinity::is_wanted(&of_ranks)?;
     let main_process = MainProcess::choose(arguments.main_process_ip.as_deref(), arguments.main_process_port)?;
     let (executable, name) = match target {
         Target::Program(name) => (program::find(&name, std::env::var_os("PATH"))?, name),
@@ -68,16 +89,30 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
         }
     };
     if let Some(warning) = warning {
-        // A stderr that nobody reads is no reason to stop.
-        let _ = io::stderr().lock().write_all(warning.as_bytes());
+        tell(&warning);
     }
     let cores = available_parallelism().map_or(1, usize::from);
+    let host = HostTopology::of_host();
+    let console = Console::new(ranks > 1 && !arguments.no_prefix);
     if let Some(mpirun) = mpirun {
-        let ranks = arguments.num_processes;
-        let cores = cores / mpirun.ranks_per_host(ranks);
-        let environment = JobEnvironment::new(arguments, std::env::vars_os(), cores);
-        return Err(mpirun.start(ranks, &environment, &executable, &program_arguments));
+        let per_host = ranks_per_host.unwrap_or(ranks);
+        let binding = binds
+            .then(|| mpirun.binding(&host, per_host).map_err(not_bound).ok())
+            .flatten();
+        let environment = JobEnvironment::new(arguments, std::env::vars_os(), cores / per_host);
+        let command = mpirun.command(ranks, binding, &environment, &executable, &program_arguments);
+        let start = || start_job(command, console);
+        return watch(start, mpirun.program(), arguments.kill_grace, failure::report_job);
     }
+    let affinity = binds
+        .then(|| {
+            let nodes = gpu_nodes(&host, ranks, backend, &of_ranks);
+            CpuAffinity::split(&host, &nodes).map_err(not_bound).ok()
+        })
+        .flatten();
+    // A rank's node may have fewer than its share, and a quota may leave fewer than there are.
+    let fewest = affinity.as_ref().map_or(usize::MAX, CpuAffinity::fewest);
+    let cores = (cores / ranks).min(fewest);
     let rendezvous = Rendezvous::host()?;
     let environment = Environment::new(
         arguments,
@@ -92,20 +127,29 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
         environment.apply(rank, &mut command);
         command
     };
+    let start = || match ranks {
+        1 => bound(affinity.as_ref(), 0, || start_one(command_of(0))),
+        count => start_several((0..count).map(command_of), affinity.as_ref(), console),
+    };
+    watch(start, &executable, arguments.kill_grace, failure::report)
+}
 
+/// Processes that were started, and what carries their output unless they have the launcher's own.
+type Started = (Vec<RankProcess>, Option<Output>);
+
+/// Starts processes of `executable` by `start` and watches them until all have ended. What stopped them is told by
+/// `report`, from the cause, how they ended, their ids and the last lines of stderr.
+fn watch(
+    start: impl FnOnce() -> io::Result<Started>,
+    executable: &Path,
+    grace: Duration,
+    report: impl Fn(Cause, &Outcome, &[u32], &BTreeMap<Writer, LastLines>) -> String,
+) -> Result<ExitCode, CommandError> {
     let cannot_start = |reason| CommandError::failure(format!("cannot start {}: {reason}", executable.display()));
     let mut signals = StopSignals::catch().map_err(cannot_start)?;
     let started = Instant::now();
-    let (ranks, output) = match arguments.num_processes {
-        1 => (vec![start_one(command_of(0)).map_err(cannot_start)?], None),
-        count => {
-            let console = Console::new(!arguments.no_prefix);
-            let (ranks, output) = start_several((0..count).map(command_of), console).map_err(cannot_start)?;
-            (ranks, Some(output))
-        }
-    };
-
-    let outcome = supervise(&ranks, &mut signals, arguments.kill_grace, started)
+    let (ranks, output) = start().map_err(cannot_start)?;
+    let outcome = supervise(&ranks, &mut signals, grace, started)
         .map_err(|reason| CommandError::failure(format!("lost sight of the ranks: {reason}")))?;
     let pids = Vec::from_iter(ranks.iter().map(RankProcess::pid));
     // Ends what the ranks have left running, so that their output ends too.
@@ -122,36 +166,68 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
             if let Some(error) = lost_output {
                 error.report();
             }
-            let report = failure::report(cause, &outcome, &pids, &carried.last_lines);
-            // A stderr that nobody reads leaves the exit code to tell it.
-            let _ = io::stderr().lock().write_all(report.as_bytes());
+            tell(&report(cause, &outcome, &pids, &carried.last_lines));
             Ok(ExitCode::from(outcome.exit_code()))
         }
     }
 }
 
+/// Starts a rank by `start`, on cores of its own where ranks are bound.
+fn bound<T>(affinity: Option<&CpuAffinity>, rank: usize, start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    match affinity {
+        Some(affinity) => affinity.start(rank, start),
+        None => start(),
+    }
+}
+
+/// Tells why ranks are not bound to cores, although that was asked for.
+fn not_bound(reason: String) {
+    tell(&format!("notice: ranks are not bound to cores: {reason}\n"));
+}
+
+/// Writes to stderr. That nobody reads it is no reason to stop.
+fn tell(text: &str) {
+    let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
 /// Starts a single rank, with the launcher's own input and output.
-fn start_one(command: Command) -> io::Result<RankProcess> {
+fn start_one(command: Command) -> io::Result<Started> {
     let group = if io::stdin().is_terminal() {
         Group::Launcher
     } else {
         Group::Own
     };
-    RankProcess::spawn(command, group)
+    Ok((vec![RankProcess::spawn(command, group)?], None))
 }
 
 /// Starts one rank per command, with no input, and output that goes to `console`. If one cannot be started, none stays.
-fn start_several(commands: impl Iterator<Item = Command>, console: Console) -> io::Result<(Vec<RankProcess>, Output)> {
+fn start_several(
+    commands: impl Iterator<Item = Command>,
+    affinity: Option<&CpuAffinity>,
+    console: Console,
+) -> io::Result<Started> {
     let mut output = Output::new(console)?;
     let mut ranks = Vec::new();
-    for (rank, mut command) in commands.enumerate() {
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut process = RankProcess::spawn(command, Group::Own)?;
+    for (rank, command) in commands.enumerate() {
+        let mut process = bound(affinity, rank, || RankProcess::spawn(piped(command), Group::Own))?;
         output.carry(rank, process.child_mut())?;
         ranks.push(process);
     }
-    Ok((ranks, output))
+    Ok((ranks, Some(output)))
+}
+
+/// Starts `mpirun`, likewise.
+fn start_job(command: Command, console: Console) -> io::Result<Started> {
+    let mut output = Output::new(console)?;
+    let mut mpirun = RankProcess::spawn(piped(command), Group::Job)?;
+    output.carry_tagged(mpirun.child_mut())?;
+    Ok((vec![mpirun], Some(output)))
+}
+
+fn piped(mut command: Command) -> Command {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
 }

@@ -1,16 +1,18 @@
 //! `sconce launch --backend mpi`: hands the start of the ranks to `mpirun`, which knows hosts and fabric.
 //!
 //! Only `mpirun` can make a world of MPI's: ranks that are started one by one are worlds of one. So the launcher checks the
-//! command line, says what the ranks inherit, and becomes `mpirun`; output, signals and the exit code are `mpirun`'s.
+//! command line, says what the ranks inherit, and supervises `mpirun` as it would a rank: it passes output on by rank
+//! ([`rank_tags`](super::rank_tags)) and signals to `mpirun`, whose exit code is the job's.
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::arguments::Arguments;
+use super::cpu_affinity;
 use super::environment::JobEnvironment;
+use super::host_topology::HostTopology;
 use super::program;
 use crate::command_error::CommandError;
 use sconce_collectives::Backend;
@@ -58,7 +60,6 @@ impl Mpirun {
         let idle = [
             ("--main_process_ip", arguments.main_process_ip.is_some()),
             ("--main_process_port", arguments.main_process_port.is_some()),
-            ("--no_prefix", arguments.no_prefix),
         ];
         if let Some((flag, _)) = idle.iter().find(|(_, given)| *given) {
             let error = CommandError::usage(format!("{flag} has no effect with --backend mpi"));
@@ -86,35 +87,71 @@ impl Mpirun {
         })
     }
 
-    /// How many of `ranks` the busiest host gets, as far as the launcher can tell.
-    pub(super) fn ranks_per_host(&self, ranks: usize) -> usize {
-        let hosts = self.hostfile.as_deref().map_or(1, hosts_in);
-        ranks.div_ceil(hosts)
+    /// How many of `ranks` some host gets at least; `None` without a hostfile, where a batch system may know of hosts.
+    pub(super) fn ranks_per_host(&self, ranks: usize) -> Option<usize> {
+        self.hostfile.as_deref().map(|file| ranks.div_ceil(hosts_in(file)))
     }
 
-    /// Becomes `mpirun`; returns only if that fails.
-    pub(super) fn start(
+    /// How many of this host's hardware threads `mpirun` is to bind each rank to, with `per_host` ranks on a host.
+    ///
+    /// # Errors
+    /// Why it is not to bind them, as a notice for the user.
+    pub(super) fn binding(&self, host: &HostTopology, per_host: usize) -> Result<usize, String> {
+        let allowed = cpu_affinity::allowed()?;
+        match (self.family, allowed.len()) {
+            (Family::Hydra, _) => Err("it is known for Open MPI's mpirun only how it binds them".into()),
+            // It knows the limits of a container, but not those of a process.
+            (_, cores) if cores != host.cores() => Err(format!(
+                "mpirun would use the host's {} cores, and this process may use {cores} of them",
+                host.cores()
+            )),
+            (_, cores) if per_host > cores => Err(format!("{per_host} ranks have {cores} core(s) in common")),
+            (_, cores) => Ok(cores / per_host),
+        }
+    }
+
+    /// The file of `mpirun`.
+    pub(super) fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// Returns the command that starts the ranks, each bound to as many hardware threads as `binding` says.
+    pub(super) fn command(
         &self,
         ranks: usize,
+        binding: Option<usize>,
         environment: &JobEnvironment,
         executable: &Path,
         program_arguments: &[OsString],
-    ) -> CommandError {
+    ) -> Command {
         let mut command = Command::new(&self.program);
-        command.args(self.flags(ranks, environment.names()));
+        command.args(self.flags(ranks, binding, environment.names()));
         command.arg(executable).args(program_arguments);
         environment.apply(&mut command);
-        let reason = command.exec();
-        CommandError::failure(format!("cannot start {}: {reason}", self.program.display()))
+        command
     }
 
-    fn flags<'a>(&self, ranks: usize, variables: impl Iterator<Item = &'a str>) -> Vec<OsString> {
+    fn flags<'a>(
+        &self,
+        ranks: usize,
+        binding: Option<usize>,
+        variables: impl Iterator<Item = &'a str>,
+    ) -> Vec<OsString> {
         let mut flags: Vec<OsString> = vec!["-n".into(), ranks.to_string().into()];
         let hostfile = self.hostfile.as_ref().map(|file| file.clone().into_os_string());
         match self.family {
             Family::OpenMpi => {
-                // Bound to one core, as is its default, a rank's threads would share it.
-                flags.extend(["--bind-to".into(), "none".into()]);
+                flags.push("--tag-output".into());
+                match binding {
+                    Some(threads) => {
+                        let map = format!("slot:PE={threads}");
+                        let words = ["--use-hwthread-cpus", "--bind-to", "hwthread", "--map-by"];
+                        flags.extend(words.map(OsString::from));
+                        flags.push(map.into());
+                    }
+                    // Bound to one core, as is its default, a rank's threads would share it.
+                    None => flags.extend(["--bind-to".into(), "none".into()]),
+                }
                 match hostfile {
                     Some(file) => flags.extend(["--hostfile".into(), file]),
                     // On this host any number of ranks goes, as without MPI.
@@ -145,25 +182,28 @@ fn hosts_in(file: &Path) -> usize {
 mod tests {
     use super::*;
 
-    fn flags(family: Family, hostfile: Option<&str>) -> String {
+    fn flags(family: Family, hostfile: Option<&str>, binding: Option<usize>) -> String {
         let mpirun = Mpirun {
             program: "mpirun".into(),
             family,
             hostfile: hostfile.map(PathBuf::from),
         };
-        let flags = mpirun.flags(4, ["A", "B"].into_iter());
+        let flags = mpirun.flags(4, binding, ["A", "B"].into_iter());
         flags.join(" ".as_ref()).into_string().unwrap()
     }
 
     #[test]
     fn each_family_is_told_ranks_hosts_and_variables_in_its_own_way() {
         assert_eq!(
-            flags(Family::OpenMpi, None),
-            "-n 4 --bind-to none --oversubscribe -x A -x B"
+            flags(Family::OpenMpi, None, None),
+            "-n 4 --tag-output --bind-to none --oversubscribe -x A -x B"
         );
-        let with_hosts = "-n 4 --bind-to none --hostfile hosts -x A -x B";
-        assert_eq!(flags(Family::OpenMpi, Some("hosts")), with_hosts);
-        assert_eq!(flags(Family::Hydra, Some("hosts")), "-n 4 -f hosts");
+        let with_hosts = "-n 4 --tag-output --bind-to none --hostfile hosts -x A -x B";
+        assert_eq!(flags(Family::OpenMpi, Some("hosts"), None), with_hosts);
+        assert_eq!(flags(Family::Hydra, Some("hosts"), None), "-n 4 -f hosts");
+        let bound =
+            "-n 4 --tag-output --use-hwthread-cpus --bind-to hwthread --map-by slot:PE=3 --oversubscribe -x A -x B";
+        assert_eq!(flags(Family::OpenMpi, None, Some(3)), bound);
     }
 
     #[test]

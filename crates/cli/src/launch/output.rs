@@ -1,6 +1,6 @@
-//! Carries the ranks' output to the console: one thread per rank and stream, and the last lines of each stderr kept.
+//! Carries the ranks' output to the console, one thread per pipe, and keeps the last lines of each stderr.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{PipeReader, PipeWriter, Read};
 use std::os::fd::OwnedFd;
@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use super::console::{Console, Stream};
 use super::line_splitter::LineSplitter;
+use super::rank_tags::{TaggedLines, Writer};
 
 /// How many of a rank's last lines on stderr are kept.
 const KEPT_LINES: usize = 20;
@@ -34,7 +35,7 @@ impl LastLines {
     }
 
     /// Keeps `line`. Redrawn states of a progress bar are not lines.
-    fn keep(&mut self, line: &[u8]) {
+    pub(super) fn keep(&mut self, line: &[u8]) {
         if line.ends_with(b"\r") {
             return;
         }
@@ -61,8 +62,8 @@ fn is_stack_frame(line: &str) -> bool {
 /// What is known of the ranks' output once all of it has been carried.
 #[derive(Debug, Default)]
 pub(super) struct Carried {
-    /// The last lines of each rank's stderr.
-    pub(super) last_lines: Vec<LastLines>,
+    /// The last lines of each rank's stderr; those of nobody are `mpirun`'s own.
+    pub(super) last_lines: BTreeMap<Writer, LastLines>,
     /// The stream that could not be written to, and why, unless only its reader had left.
     pub(super) failure: Option<(Stream, io::Error)>,
 }
@@ -72,7 +73,7 @@ pub(super) struct Carried {
 pub(super) struct Output {
     console: Arc<Console>,
     stdout: Vec<JoinHandle<()>>,
-    stderr: Vec<JoinHandle<LastLines>>,
+    stderr: Vec<JoinHandle<BTreeMap<Writer, LastLines>>>,
     /// Closed by `end_writer`: no more output is to be waited for.
     end: Arc<PipeReader>,
     end_writer: PipeWriter,
@@ -94,21 +95,33 @@ impl Output {
         })
     }
 
-    /// Carries the output of `child`, whose stdout and stderr are pipes, as that of the next rank.
+    /// Carries the output of `child`, whose stdout and stderr are pipes, as that of `rank`.
     ///
     /// # Errors
     /// When the system can start no more threads.
     pub(super) fn carry(&mut self, rank: usize, child: &mut Child) -> io::Result<()> {
-        let stdout = child.stdout.take().expect("a carried rank's stdout is a pipe");
-        let carrier = self.carrier(rank, Stream::Stdout, stdout.into());
-        self.stdout
-            .push(thread::Builder::new().spawn(move || carrier.run(|_| {}))?);
+        self.carry_lines(|| Lines::OfRank(rank, LineSplitter::default()), child)
+    }
 
-        let stderr = child.stderr.take().expect("a carried rank's stderr is a pipe");
-        let carrier = self.carrier(rank, Stream::Stderr, stderr.into());
+    /// Carries the output of `child`, an `mpirun` whose stdout and stderr are pipes, as that of the ranks that its tags name.
+    ///
+    /// # Errors
+    /// When the system can start no more threads.
+    pub(super) fn carry_tagged(&mut self, child: &mut Child) -> io::Result<()> {
+        self.carry_lines(|| Lines::Tagged(TaggedLines::default()), child)
+    }
+
+    fn carry_lines(&mut self, lines: impl Fn() -> Lines, child: &mut Child) -> io::Result<()> {
+        let stdout = child.stdout.take().expect("a carried process's stdout is a pipe");
+        let carrier = self.carrier(lines(), Stream::Stdout, stdout.into());
+        self.stdout
+            .push(thread::Builder::new().spawn(move || carrier.run(|_, _| {}))?);
+
+        let stderr = child.stderr.take().expect("a carried process's stderr is a pipe");
+        let carrier = self.carrier(lines(), Stream::Stderr, stderr.into());
         self.stderr.push(thread::Builder::new().spawn(move || {
-            let mut last_lines = LastLines::default();
-            carrier.run(|line| last_lines.keep(line));
+            let mut last_lines = BTreeMap::<Writer, LastLines>::new();
+            carrier.run(|writer, line| last_lines.entry(writer).or_default().keep(line));
             last_lines
         })?);
         Ok(())
@@ -121,17 +134,20 @@ impl Output {
             // A carrier that panicked has said so; its rank's report is better made without it than not at all.
             let _ = thread.join();
         }
-        let last_lines = self.stderr.into_iter().map(|thread| thread.join().unwrap_or_default());
+        let last_lines = self
+            .stderr
+            .into_iter()
+            .flat_map(|thread| thread.join().unwrap_or_default());
         Carried {
             last_lines: last_lines.collect(),
             failure: self.console.take_failure(),
         }
     }
 
-    fn carrier(&self, rank: usize, stream: Stream, pipe: OwnedFd) -> Carrier {
+    fn carrier(&self, lines: Lines, stream: Stream, pipe: OwnedFd) -> Carrier {
         Carrier {
             pipe: pipe.into(),
-            prefix: self.console.prefix(rank, stream),
+            lines,
             console: Arc::clone(&self.console),
             stream,
             end: Arc::clone(&self.end),
@@ -139,23 +155,47 @@ impl Output {
     }
 }
 
-/// Carries one stream of one rank.
+/// Whose lines come through a pipe.
+#[derive(Debug)]
+enum Lines {
+    OfRank(usize, LineSplitter),
+    Tagged(TaggedLines),
+}
+
+impl Lines {
+    /// Adds `bytes` and calls `each` with every line that they complete, its line end included.
+    fn feed(&mut self, bytes: &[u8], mut each: impl FnMut(Writer, &[u8])) {
+        match self {
+            Self::OfRank(rank, splitter) => splitter.feed(bytes, |line| each(Some(*rank), line)),
+            Self::Tagged(tagged) => tagged.feed(bytes, each),
+        }
+    }
+
+    /// Calls `each` with what is left.
+    fn finish(&mut self, mut each: impl FnMut(Writer, &[u8])) {
+        match self {
+            Self::OfRank(rank, splitter) => splitter.finish(|line| each(Some(*rank), line)),
+            Self::Tagged(tagged) => tagged.finish(each),
+        }
+    }
+}
+
+/// Carries one stream of one process.
 #[derive(Debug)]
 struct Carrier {
     pipe: File,
-    prefix: Vec<u8>,
+    lines: Lines,
     console: Arc<Console>,
     stream: Stream,
     end: Arc<PipeReader>,
 }
 
 impl Carrier {
-    /// Carries lines, and shows each to `also`, until the rank closes the stream or all ranks have ended.
+    /// Carries lines, and shows each to `also` with its writer, until the process closes the stream or all ranks have ended.
     ///
     /// When the console's reader has gone, this stops and so closes the rank's pipe: the rank learns at its next write,
     /// as it would if it wrote to the console itself.
-    fn run(mut self, mut also: impl FnMut(&[u8])) {
-        let mut splitter = LineSplitter::default();
+    fn run(mut self, mut also: impl FnMut(Writer, &[u8])) {
         let mut chunk = vec![0; 64 << 10];
         let mut batch = Vec::new();
         let mut left_to_drain = DRAINED_BYTES;
@@ -173,18 +213,18 @@ impl Carrier {
             if ended {
                 left_to_drain = left_to_drain.saturating_sub(length);
             }
-            splitter.feed(&chunk[..length], |line| {
-                add_line(&mut batch, &self.prefix, line);
-                also(line);
+            self.lines.feed(&chunk[..length], |writer, line| {
+                add_line(&mut batch, &prefix(&self.console, self.stream, writer), line);
+                also(writer, line);
             });
             if self.console.write(self.stream, &batch).is_err() {
                 return;
             }
             batch.clear();
         }
-        splitter.finish(|line| {
-            add_line(&mut batch, &self.prefix, line);
-            also(line);
+        self.lines.finish(|writer, line| {
+            add_line(&mut batch, &prefix(&self.console, self.stream, writer), line);
+            also(writer, line);
         });
         // Nothing is left to tell the rank: its stream has ended.
         let _ = self.console.write(self.stream, &batch);
@@ -205,6 +245,11 @@ impl Carrier {
             }
         }
     }
+}
+
+/// The text before a line of `writer`.
+fn prefix(console: &Console, stream: Stream, writer: Writer) -> Vec<u8> {
+    writer.map_or_else(Vec::new, |rank| console.prefix(rank, stream))
 }
 
 /// Adds `line` to `batch` with its prefix, and a line end where the rank has not written one.

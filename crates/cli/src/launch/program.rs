@@ -13,7 +13,7 @@ use crate::command_error::CommandError;
 ///
 /// # Errors
 /// When there is no such file, or it cannot be executed.
-pub(super) fn find(program: &OsStr, search_path: Option<OsString>) -> Result<PathBuf, CommandError> {
+pub(crate) fn find(program: &OsStr, search_path: Option<OsString>) -> Result<PathBuf, CommandError> {
     let named = Path::new(program);
     if named.components().count() != 1 || program.as_encoded_bytes().contains(&b'/') {
         return match executable(named) {

@@ -1,13 +1,15 @@
 //! One rank as a process: started, signalled with all that it has spawned, and never left behind.
 
 use std::fmt;
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, pidfd_open, waitid,
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, getpid, kill_process, kill_process_group, pidfd_open,
+    set_child_subreaper, waitid, waitpid,
 };
 use signal_hook::low_level::signal_name;
 
@@ -18,6 +20,9 @@ use super::parent_death;
 pub(super) enum Group {
     /// A group of the rank's own: a signal reaches the rank and its children, and nothing else.
     Own,
+    /// The same for `mpirun`, which gives its ranks groups of theirs and ends them itself. Those that it leaves behind
+    /// become children of the launcher's.
+    Job,
     /// The launcher's group, for a single rank that reads from the terminal: a terminal stops any other group that
     /// does. Ctrl-C and Ctrl-Z then reach the rank from the terminal itself.
     Launcher,
@@ -38,8 +43,11 @@ impl RankProcess {
     /// # Errors
     /// When the system cannot start the process.
     pub(super) fn spawn(mut command: Command, group: Group) -> io::Result<Self> {
-        if group == Group::Own {
+        if group != Group::Launcher {
             command.process_group(0);
+        }
+        if group == Group::Job {
+            set_child_subreaper(Some(getpid()))?;
         }
         parent_death::end_with_launcher(&mut command);
         let mut child = command.spawn()?;
@@ -83,7 +91,7 @@ impl RankProcess {
         // The process is not waited for before it is dropped, so its id cannot name another process or group yet. The
         // only failure left is that nothing of it runs any more, which is as good.
         let _ = match self.group {
-            Group::Own => kill_process_group(self.pid, signal),
+            Group::Own | Group::Job => kill_process_group(self.pid, signal),
             Group::Launcher => kill_process(self.pid, signal),
         };
     }
@@ -108,7 +116,37 @@ impl Drop for RankProcess {
     fn drop(&mut self) {
         self.signal(Signal::KILL);
         let _ = self.child.wait();
+        if self.group == Group::Job {
+            kill_children();
+        }
     }
+}
+
+/// Kills the children of this process, and theirs as they become its own.
+fn kill_children() {
+    loop {
+        let children = children();
+        if children.is_empty() {
+            return;
+        }
+        for child in children {
+            // Nobody else waits for it, so its id is its own until then.
+            let _ = kill_process(child, Signal::KILL);
+            let _ = waitpid(Some(child), WaitOptions::empty());
+        }
+    }
+}
+
+/// The children of all threads of this process; none where the kernel does not list them.
+fn children() -> Vec<Pid> {
+    let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    let numbers = lists.flat_map(|list| {
+        list.split_whitespace()
+            .filter_map(|pid| pid.parse().ok())
+            .collect::<Vec<_>>()
+    });
+    numbers.filter_map(Pid::from_raw).collect()
 }
 
 /// How a process ended.

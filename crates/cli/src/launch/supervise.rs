@@ -159,7 +159,7 @@ impl Run<'_> {
 
     /// Stops the ranks and the launcher, as Ctrl-Z asks, and lets the ranks go on when the launcher does.
     fn pause(&self) {
-        let own_groups = || self.ranks.iter().filter(|rank| rank.group() == Group::Own);
+        let own_groups = || self.ranks.iter().filter(|rank| rank.group() != Group::Launcher);
         own_groups().for_each(|rank| rank.signal(Signal::TSTP));
         // Returns when the launcher is continued.
         let _ = emulate_default_handler(Signal::TSTP.as_raw());

@@ -43,6 +43,20 @@ fn a_file_that_is_no_program_is_refused() {
 }
 
 #[test]
+fn where_ranks_run_is_among_the_options_that_help_shows() {
+    let output = launcher().arg("--help").output().unwrap();
+    let help = text(&output.stdout);
+    for option in [
+        "--gpu_ids <IDS>",
+        "--enable_cpu_affinity",
+        "--num_cpu_threads_per_process <N>",
+        "--backend",
+    ] {
+        assert!(help.contains(option), "{option}: {help}");
+    }
+}
+
+#[test]
 fn zero_processes_and_unknown_flags_are_usage_errors() {
     for (flags, message) in [
         (vec!["--num_processes", "0", "true"], "at least 1 is needed"),

@@ -1,8 +1,10 @@
 //! `sconce launch` as its users see it: the real binary, with shell scripts for ranks.
 
 mod command_line;
+mod cpu_affinity;
 mod environment;
 mod fully_sharded;
+mod gpu_ids;
 mod mpirun;
 mod output;
 mod sharding;
@@ -66,6 +68,8 @@ fn launcher() -> Command {
         .arg("launch")
         .env_remove("RAYON_NUM_THREADS")
         .env_remove("SCONCE_BACKEND")
+        .env_remove("SCONCE_DEVICE")
+        .env_remove("CUDA_VISIBLE_DEVICES")
         .env_remove("OMP_NUM_THREADS");
     let of_settings = |name: &str| name.starts_with("ACCELERATE_") || name.starts_with("FSDP_");
     for (name, _) in std::env::vars().filter(|(name, _)| of_settings(name)) {

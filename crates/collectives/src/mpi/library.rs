@@ -203,10 +203,14 @@ impl Library {
 
     /// Ends this process, and with it the job.
     pub(super) fn abort(&self) -> ! {
-        let _ = self.call("MPI_Abort", || {
-            // SAFETY: allowed from any thread between initialising and finalising.
-            unsafe { ffi::MPI_Abort(self.world.0, 1) }
-        });
+        // Where one thread at a time may call MPI, another may never come back from it.
+        let is_free = self.one_at_a_time.as_ref().is_none_or(|lock| lock.try_lock().is_ok());
+        if is_free {
+            let _ = self.call("MPI_Abort", || {
+                // SAFETY: allowed from any thread between initialising and finalising.
+                unsafe { ffi::MPI_Abort(self.world.0, 1) }
+            });
+        }
         std::process::abort()
     }
 
@@ -222,6 +226,22 @@ impl Library {
     pub(super) fn is_ended(&self) -> bool {
         self.is_ended.load(SeqCst)
     }
+}
+
+/// Asks the library for its name and version; allowed at any time.
+pub(super) fn version() -> Result<String> {
+    let mut text = [0 as c_char; ffi::MPI_MAX_LIBRARY_VERSION_STRING as usize + 1];
+    let mut length = 0;
+    // SAFETY: room for the longest version and its end.
+    let code = unsafe { ffi::MPI_Get_library_version(text.as_mut_ptr(), &raw mut length) };
+    if code != 0 {
+        let (what, hint) = (
+            format!("MPI does not tell its version (code {code})"),
+            "see `mpirun --version`".into(),
+        );
+        return Err(Error::Unsupported { what, hint });
+    }
+    Ok(until_end(&text))
 }
 
 /// Has `at_exit` called when the process ends in an orderly way.
@@ -393,8 +413,13 @@ fn message(code: c_int) -> String {
     if told != 0 {
         return format!("error {code}");
     }
-    // SAFETY: MPI has ended the text with a zero, and the last element is one in any case.
-    let text = unsafe { CStr::from_ptr(text.as_ptr()) };
+    until_end(&text)
+}
+
+/// The characters before the first zero.
+fn until_end(text: &[c_char]) -> String {
+    let bytes = Vec::from_iter(text.iter().map(|character| *character as u8));
+    let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
     text.to_string_lossy().into_owned()
 }
 

@@ -27,6 +27,8 @@
 //! - A deadline passes in waiting for calls: an error that names the late ranks. It passes in the middle of data, which
 //!   takes a peer that is stuck or a deadline that passed elsewhere at the same moment: what can be cancelled is
 //!   cancelled. If MPI still holds the caller's memory then, nothing but the end of the job can be sound: `MPI_Abort`.
+//! - `MPI_Comm_split` is MPI's own collective and has no deadline. It is called when all ranks have said that they come; a
+//!   rank that stops between the two makes the others end the job when the deadline passes.
 //! - At its end a process waits for the others' before it finalises MPI, without which `mpirun` counts it as failed; after
 //!   a failure it waits five seconds at most.
 
@@ -84,4 +86,14 @@ pub fn connect(world: &World, options: &Options) -> Result<Arc<dyn Communicator>
         ))
     });
     all.connect(options)
+}
+
+/// Returns the name and version of the MPI library, without initialising it.
+///
+/// # Errors
+/// [`Error::Unsupported`] when it does not tell them.
+pub fn library_version() -> Result<String> {
+    // Open MPI's holds commas and more; the rest of the first line is what identifies it.
+    let version = library::version()?;
+    Ok(version.lines().next().unwrap_or_default().trim().to_owned())
 }

@@ -70,10 +70,10 @@ impl Group {
                     let place = members.iter().position(|member| *member == self.rank)?;
                     Some((number, color, members.len(), place))
                 });
-            // Blocks without a deadline; but all ranks are here, or they would not have sent their wishes.
+            // All ranks are here, or they would not have sent their wishes; one that stops now would be waited for.
             let number = own.map(|(number, ..)| number as u32);
             let place = own.map_or(0, |(.., place)| place);
-            let channel = self.library.split(self.channel, number, place)?;
+            let channel = passage.or_end_the_job(|| self.library.split(self.channel, number, place))?;
             Ok(own.zip(channel).map(|((_, color, size, rank), channel)| Share {
                 name: format!("{}/{splits}.{color}", self.name),
                 rank,

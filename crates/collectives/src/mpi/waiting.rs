@@ -7,6 +7,7 @@ use super::group::Passage;
 use super::library::Requests;
 use super::notices::Peer;
 use crate::{Error, Result};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// How long a rank that gives up waits for what it has cancelled.
@@ -158,6 +159,29 @@ impl Passage<'_> {
             std::thread::yield_now();
         }
         data.clear();
+    }
+
+    /// Makes a call of MPI's that cannot be left, and ends the job if it takes longer than this operation may.
+    pub(super) fn or_end_the_job<R>(&mut self, call: impl FnOnce() -> Result<R>) -> Result<R> {
+        let (seconds, operation) = (self.timeout.as_secs_f64(), self.describe());
+        let (options, name, rank) = (&self.group.options, &self.group.name, self.group.rank);
+        let (library, timeout, recorder) = (self.group.library, self.timeout, &mut self.engine.recorder);
+        let (done, is_done) = channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                if is_done.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
+                    let error =
+                        format!("rank {rank} waited {seconds:.1} s inside MPI, without a deadline, in {operation}");
+                    recorder.tell(options, name, rank, &error);
+                    // As when data does not come: nothing else can be done.
+                    eprintln!("error: {error}\nerror: rank {rank} ends the job: the call cannot be left");
+                    library.abort();
+                }
+            });
+            let result = call();
+            drop(done);
+            result
+        })
     }
 
     /// Finds out whether waiting for `rank` makes sense.

@@ -41,6 +41,12 @@ pub(super) fn unique_id() -> Result<[u8; ID]> {
     Ok(id.internal.map(|byte| byte as u8))
 }
 
+/// Asks the library for its version, such as 22809 for 2.28.9.
+pub(super) fn version() -> Result<u32> {
+    let version = result::get_nccl_version().map_err(|error| refused(0, "ncclGetVersion", &error))?;
+    Ok(version.unsigned_abs())
+}
+
 /// A communicator of NCCL's.
 #[derive(Debug)]
 pub(super) struct Handle {

@@ -99,3 +99,18 @@ pub fn connect(world: &World, store: &StoreClient, options: &Options) -> Result<
     })?;
     Ok(communicator(group))
 }
+
+/// Returns NCCL's version, for example `2.28.9`; needs no GPU.
+///
+/// # Errors
+/// [`Error::Unsupported`] when the library is missing; [`Error::Nccl`] when it does not answer.
+pub fn version() -> Result<String> {
+    cuda::require_nccl()?;
+    let version = library::version()?;
+    Ok(format!(
+        "{}.{}.{}",
+        version / 10_000,
+        version / 100 % 100,
+        version % 100
+    ))
+}

@@ -18,7 +18,7 @@ const SOON: Duration = Duration::from_secs(30);
 #[test]
 fn rank_main() {
     let Ok(part) = std::env::var(PART) else { return };
-    let timeout = if part == "stuck" { 2 } else { 300 };
+    let timeout = if part.starts_with("stuck") { 2 } else { 300 };
     let options = Options {
         timeout: Duration::from_secs(timeout),
         ..Options::default()
@@ -39,6 +39,7 @@ fn rank_main() {
         "wait" if is_odd_one => std::thread::park(),
         // Stopped by the test at some moment of this.
         "stuck" => fail_reducing(group),
+        "stuck_splitting" => fail_splitting(group),
         "exit" if is_odd_one => std::process::exit(3),
         "panic" if is_odd_one => panic!("on purpose"),
         _ => fail_waiting(group),
@@ -55,6 +56,16 @@ fn fail_reducing(group: &dyn Communicator) {
     let mut values = vec![0f32; 1 << 22];
     loop {
         if let Err(error) = group.all_reduce(&mut values, ReduceOp::Sum) {
+            println!("failed {error}");
+            std::process::exit(1);
+        }
+    }
+}
+
+fn fail_splitting(group: &dyn Communicator) {
+    loop {
+        // Nobody has a color: MPI is asked, and makes no group.
+        if let Err(error) = group.split(None, 0) {
             println!("failed {error}");
             std::process::exit(1);
         }

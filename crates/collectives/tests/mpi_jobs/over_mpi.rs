@@ -29,6 +29,17 @@ fn a_stuck_rank_is_named_and_the_job_ends() {
     assert!(printed.contains("1], which did not come"), "{printed}");
 }
 
+#[test]
+#[cfg_attr(not(feature = "mpi"), ignore = "needs the feature mpi")]
+fn a_rank_that_is_stuck_while_groups_are_made_ends_the_job() {
+    let (code, printed) = signal_rank_1(start(3, "stuck_splitting"), "-STOP");
+    assert_ne!(code, Some(0));
+    // It is stopped before the agreement, or, mostly, between it and MPI's own call.
+    let is_named = printed.contains("1], which did not come");
+    let is_inside = printed.contains("inside MPI, without a deadline, in split");
+    assert!(is_named || is_inside, "{printed}");
+}
+
 /// Sends a signal to rank 1 once all three ranks are there; returns the job's exit code and what it printed.
 fn signal_rank_1(mut job: Child, signal: &str) -> (Option<i32>, String) {
     let mut lines = BufReader::new(job.stdout.take().unwrap()).lines().map_while(Result::ok);

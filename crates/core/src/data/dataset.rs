@@ -2,10 +2,17 @@
 
 use candle_core::{Device, Tensor};
 
+/// Why a data set could not give something: any error will do.
+pub type DataError = Box<dyn std::error::Error + Send + Sync>;
+
 /// A data set of samples that can be reached by number.
-pub trait Dataset {
+///
+/// Batches are made on a thread of their own, ahead of the loop (see [`DataLoader::prefetch`](super::DataLoader::prefetch)).
+/// What is random in making one should be drawn from [`RandomState`](crate::RandomState): there it follows from seed,
+/// epoch, rank and the number of the batch.
+pub trait Dataset: Send + Sync + 'static {
     /// What the loop gets for a batch.
-    type Batch;
+    type Batch: Send + 'static;
 
     /// Returns the number of samples.
     fn len(&self) -> usize;
@@ -19,11 +26,7 @@ pub trait Dataset {
     ///
     /// # Errors
     /// Whatever reading a sample may fail with.
-    fn batch(
-        &self,
-        samples: &[usize],
-        device: &Device,
-    ) -> Result<Self::Batch, Box<dyn std::error::Error + Send + Sync>>;
+    fn batch(&self, samples: &[usize], device: &Device) -> Result<Self::Batch, DataError>;
 }
 
 /// Tensors whose rows (dimension 0) are the samples; a batch is the same rows of each.
@@ -63,12 +66,9 @@ impl Dataset for TensorDataset {
         self.tensors[0].dims()[0]
     }
 
-    fn batch(
-        &self,
-        samples: &[usize],
-        device: &Device,
-    ) -> Result<Vec<Tensor>, Box<dyn std::error::Error + Send + Sync>> {
-        let numbers: Vec<u32> = samples.iter().map(|sample| *sample as u32).collect();
+    fn batch(&self, samples: &[usize], device: &Device) -> Result<Vec<Tensor>, DataError> {
+        let numbers = samples.iter().map(|sample| i64::try_from(*sample));
+        let numbers = numbers.collect::<Result<Vec<_>, _>>()?;
         let select = |tensor: &Tensor| {
             let numbers = Tensor::new(numbers.as_slice(), tensor.device())?;
             tensor.index_select(&numbers, 0)?.to_device(device)

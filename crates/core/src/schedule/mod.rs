@@ -19,6 +19,7 @@ mod linear;
 mod one_cycle;
 mod one_cycle_lr;
 mod polynomial;
+mod position;
 mod range_test;
 mod step;
 mod stepping;
@@ -44,7 +45,7 @@ pub use warmup_stable_decay::{Curve, WarmupStableDecaySchedule};
 
 use crate::Optimizer;
 use crate::accumulation::Accumulation;
-use crate::optimizer::LearningRate;
+use position::SchedulePosition;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -64,10 +65,9 @@ impl<S: Schedule + ?Sized> Schedule for Box<S> {
 #[derive(Debug)]
 pub struct Scheduler<S> {
     schedule: S,
-    steps: u64,
+    position: Arc<SchedulePosition>,
     stepping: ScheduleStepping,
     world_size: usize,
-    learning_rate: Arc<LearningRate>,
     accumulation: Arc<Accumulation>,
     step_was_skipped: Arc<AtomicBool>,
 }
@@ -77,10 +77,9 @@ impl<S: Schedule> Scheduler<S> {
     pub fn new(schedule: S, optimizer: &Optimizer) -> Self {
         let scheduler = Self {
             schedule,
-            steps: 0,
+            position: Arc::new(SchedulePosition::new(optimizer.shared_learning_rate())),
             stepping: optimizer.schedule_stepping(),
             world_size: optimizer.world_size(),
-            learning_rate: optimizer.shared_learning_rate(),
             accumulation: optimizer.shared_accumulation(),
             step_was_skipped: optimizer.shared_skip(),
         };
@@ -97,7 +96,7 @@ impl<S: Schedule> Scheduler<S> {
         let has_stepped = self.accumulation.synchronises() && !self.step_was_skipped.load(Relaxed);
         let steps = self.stepping.steps(has_stepped, self.world_size);
         if steps > 0 {
-            self.steps = self.steps.saturating_add(steps);
+            self.position.advance(steps);
             self.apply();
         }
         Ok(())
@@ -105,17 +104,22 @@ impl<S: Schedule> Scheduler<S> {
 
     /// Returns how far the schedule has come: the step whose learning rate is in force, from 0.
     pub fn steps(&self) -> u64 {
-        self.steps
+        self.position.steps()
     }
 
     /// Returns the learning rate of the next optimizer step.
     pub fn learning_rate(&self) -> f64 {
-        self.learning_rate.get()
+        self.position.learning_rate().get()
+    }
+
+    /// Returns how far it has come, for checkpoints.
+    pub(crate) fn position(&self) -> Arc<SchedulePosition> {
+        Arc::clone(&self.position)
     }
 
     fn apply(&self) {
-        self.learning_rate
-            .set(self.schedule.learning_rate(self.learning_rate.base(), self.steps));
+        let rate = self.position.learning_rate();
+        rate.set(self.schedule.learning_rate(rate.base(), self.position.steps()));
     }
 }
 

@@ -15,10 +15,10 @@ mod variables;
 pub(crate) use resolve::ProgramSettings;
 pub(crate) use variables::Environment;
 
-use crate::Result;
 use crate::deepspeed::{DeepSpeedConfig, GradientReduction, MixedPrecision};
 use crate::fp8::Fp8Recipe;
 use crate::schedule::ScheduleStepping;
+use crate::{Checkpoints, Result};
 use candle_core::{DType, Device};
 use sconce_collectives::World;
 use sconce_fsdp::{FsdpStrategy, FullySharded};
@@ -26,6 +26,7 @@ use sconce_zero::{
     DataParallel, DiskOptions, EngineOptions, Gathering, LossScaling, Offloaded, ParameterSet, PowerSgd,
     ShardingStrategy, Tier, ZeroStage,
 };
+use std::collections::BTreeMap;
 
 /// What a run is: where state lives, in which precision it computes, how gradients become a step.
 ///
@@ -77,6 +78,8 @@ pub struct RunSettings {
     pub disk: Option<DiskOptions>,
     /// The type in which gradients travel between ranks and are summed.
     pub reduce_dtype: DType,
+    /// Where numbered checkpoints are kept.
+    pub checkpoints: Option<Checkpoints>,
     /// Compares shapes over all ranks before every collective on tensors.
     pub debug_mode: bool,
     /// Sends thin factors of gradients in place of gradients.
@@ -205,6 +208,17 @@ impl RunSettings {
             }
         }
         notices
+    }
+
+    /// Returns what a checkpoint tells people of the run: nothing reads it.
+    pub(crate) fn in_words(&self) -> BTreeMap<String, String> {
+        let words = [
+            ("sharding", format!("{:?}", self.sharding)),
+            ("precision", format!("{:?}", self.precision)),
+            ("batch", format!("{:?}", self.batch)),
+            ("clipping", format!("{:?}", self.clipping)),
+        ];
+        words.map(|(name, text)| (name.to_owned(), text)).into_iter().collect()
     }
 
     /// Adds what follows from the hosts that the ranks are on.

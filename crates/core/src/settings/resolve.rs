@@ -9,7 +9,7 @@ use super::{BatchPlan, Clipping, RunSettings, Sharding, Synchronisation};
 use crate::deepspeed::{DataType, DeepSpeedConfig, Fp16, MixedPrecision, Setting, Validation};
 use crate::fp8::Fp8Recipe;
 use crate::schedule::ScheduleStepping;
-use crate::{Error, GradientCompression, Result};
+use crate::{Checkpoints, Error, GradientCompression, Result};
 use candle_core::DType;
 use sconce_fsdp::FullyShardedOptions;
 use sconce_zero::{BackoffScaling, DiskOptions, Gathering, HysteresisScaling, LossScaling, ParameterSet};
@@ -31,6 +31,7 @@ pub(crate) struct ProgramSettings {
     pub(crate) detect_anomaly: bool,
     pub(crate) gradient_compression: Option<GradientCompression>,
     pub(crate) debug_mode: Option<bool>,
+    pub(crate) checkpoints: Option<Checkpoints>,
     pub(crate) bucket_bytes: Option<usize>,
     pub(crate) gathering: Option<Gathering>,
     pub(crate) disk: Option<DiskOptions>,
@@ -168,6 +169,7 @@ impl ProgramSettings {
             detect_anomaly: self.detect_anomaly,
             bucket_bytes: self.bucket_bytes.or(bucket_in_file),
             debug_mode,
+            checkpoints: self.checkpoints.clone(),
             reduce_dtype,
             power_sgd: self
                 .gradient_compression

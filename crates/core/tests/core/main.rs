@@ -1,19 +1,29 @@
 //! The accelerator over worlds of threads, its loader, schedules and settings.
 
 mod accumulating;
+mod checkpoints;
+mod collating;
 mod configured;
 mod deepspeed;
+mod files;
 mod fp8;
 mod fully_sharded;
 mod fully_sharded_training;
+mod golden;
 mod joining;
 mod learning_rates;
 mod loading;
 mod local_sgd;
 mod loop_settings;
+mod metrics;
+#[cfg(feature = "parquet")]
+mod parquet_files;
+mod prefetching;
 mod processes;
 mod random;
+mod resuming;
 mod run_settings;
+mod sampling;
 mod schedules;
 mod settings;
 mod several_models;

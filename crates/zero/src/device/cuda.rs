@@ -5,7 +5,7 @@
     reason = "memory comes unset from the driver, and is lent to copies that outlast a call"
 )]
 
-use super::memory::{DeviceMemory, HostMemory, another_devices, not_managed};
+use super::memory::{DeviceMemory, HostMemory, SideStream, another_devices, not_managed};
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use candle_core::cuda::cudarc::driver::sys::CUmemPool_attribute;
 use candle_core::cuda::cudarc::driver::{
@@ -15,7 +15,7 @@ use candle_core::cuda::{CudaStorageSlice as Slice, WrapErr};
 use candle_core::{CudaDevice, CudaStorage, DType, Result};
 use half::{bf16, f16};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Host memory is allocated by so many bytes.
 const GRAIN: usize = 1 << 16;
@@ -66,13 +66,14 @@ impl DeviceMemory for CudaStorage {
     }
 
     fn copy_out(&self, elements: Range<usize>, host: &mut HostMemory) -> Result<()> {
-        let stream = self.device.cuda_stream();
-        match &self.slice {
-            Slice::F32(all) => copy_out(&stream, all, elements, host),
-            Slice::BF16(all) => copy_out(&stream, all, elements, host),
-            Slice::F16(all) => copy_out(&stream, all, elements, host),
-            _ => Err(not_managed()),
-        }
+        copy_storage_out(&self.device.cuda_stream(), self, elements, host)
+    }
+
+    fn copy_out_aside(&self, elements: Range<usize>, host: &mut HostMemory, side: &SideStream) -> Result<()> {
+        let computing = self.device.cuda_stream();
+        let side = side.stream.of(computing.context())?;
+        side.join(&computing).w()?;
+        copy_storage_out(side, self, elements, host)
     }
 
     fn copy_in(&mut self, elements: Range<usize>, host: &mut HostMemory) -> Result<()> {
@@ -99,6 +100,40 @@ impl DeviceMemory for CudaStorage {
             _ => return Err(not_managed()),
         };
         Ok(())
+    }
+}
+
+/// A stream that is made for the context which first asks for it.
+#[derive(Debug, Default)]
+pub(super) struct LateStream(OnceLock<Arc<CudaStream>>);
+
+impl LateStream {
+    fn of(&self, context: &Arc<CudaContext>) -> Result<&Arc<CudaStream>> {
+        if self.0.get().is_none() {
+            // Another thread's may have been first; this one is then dropped.
+            self.0.get_or_init({
+                let stream = context.new_stream().w()?;
+                || stream
+            });
+        }
+        self.0
+            .get()
+            .filter(|stream| stream.context() == context)
+            .ok_or_else(another_devices)
+    }
+}
+
+fn copy_storage_out(
+    stream: &Arc<CudaStream>,
+    storage: &CudaStorage,
+    elements: Range<usize>,
+    host: &mut HostMemory,
+) -> Result<()> {
+    match &storage.slice {
+        Slice::F32(all) => copy_out(stream, all, elements, host),
+        Slice::BF16(all) => copy_out(stream, all, elements, host),
+        Slice::F16(all) => copy_out(stream, all, elements, host),
+        _ => Err(not_managed()),
     }
 }
 

@@ -132,7 +132,7 @@ impl ManagedTensor {
 pub(crate) struct Filling<'a> {
     tensor: &'a ManagedTensor,
     /// The values, unless they go into the tensor at once.
-    host: Option<Taken<'a>>,
+    host: Option<Taken>,
 }
 
 impl Filling<'_> {

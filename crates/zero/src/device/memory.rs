@@ -20,6 +20,9 @@ pub(super) trait DeviceMemory {
     /// Starts a copy of some elements to the beginning of host memory.
     fn copy_out(&self, elements: Range<usize>, host: &mut HostMemory) -> Result<()>;
 
+    /// Starts such a copy beside the stream that computes with the elements, behind what is in it.
+    fn copy_out_aside(&self, elements: Range<usize>, host: &mut HostMemory, side: &SideStream) -> Result<()>;
+
     /// Starts a copy of some elements from the beginning of host memory.
     fn copy_in(&mut self, elements: Range<usize>, host: &mut HostMemory) -> Result<()>;
 
@@ -28,6 +31,13 @@ pub(super) trait DeviceMemory {
 
     /// Replaces what is there by memory for elements, which may hold anything.
     fn allocate(&mut self, dtype: DType, count: usize) -> Result<()>;
+}
+
+/// A stream for copies, made when it is first used.
+#[derive(Debug, Default)]
+pub(super) struct SideStream {
+    #[cfg(feature = "cuda")]
+    pub(super) stream: super::cuda::LateStream,
 }
 
 /// Memory of the host between a tensor and the engine.
@@ -102,6 +112,10 @@ impl DeviceMemory for CpuStorage {
         };
         host.on_heap()?[..source.len()].copy_from_slice(source);
         Ok(())
+    }
+
+    fn copy_out_aside(&self, elements: Range<usize>, host: &mut HostMemory, _: &SideStream) -> Result<()> {
+        self.copy_out(elements, host)
     }
 
     fn copy_in(&mut self, elements: Range<usize>, host: &mut HostMemory) -> Result<()> {

@@ -16,18 +16,21 @@
 //!
 //! On the CPU none of this happens: code works in the tensor's own memory. In a step, parameters with masters are
 //! overwritten; f32 parameters that are whole are their own masters and are changed. A gradient is read once, in its own
-//! dtype, and becomes f32 on its way into the bucket. A gather puts all ranks' chunks of a parameter together in the host's
-//! memory and copies them once.
+//! dtype, beside what the backward computes meanwhile, and becomes f32 on its way into the bucket
+//! ([`Gradients`](crate::gradients::Gradients) says when). A gather puts all ranks' chunks of a parameter together in the
+//! host's memory and copies them once.
 //!
 //! # Why no memory is used too early or too late
 //!
 //! - **On the host** copies go through [`Staging`]: page-locked memory of which each piece carries an event that is
 //!   recorded behind the last copy from or to it. Whoever looks at the piece, writes it or frees it waits for that event
 //!   first. No copy ever gets memory of anybody else's, so nothing has to wait for a copy to the device.
-//! - **On the device** every copy goes into the stream that computes with the tensor, which is one stream for all threads
-//!   of a rank: a device whose stream is another one in each thread is refused. So a copy to a tensor comes after all that was
-//!   started before it with the old values, and before all that is started later. Memory is allocated and freed in the order
-//!   of that stream, too.
+//! - **On the device** every copy of a parameter goes into the stream that computes with it, which is one stream for all
+//!   threads of a rank: a device whose stream is another one in each thread is refused. So a copy to a tensor comes after all
+//!   that was started before it with the old values, and before all that is started later. Memory is allocated and freed in
+//!   the order of that stream, too.
+//! - **A gradient** is copied in a stream of its own, which waits for what had been started when the gradient came, on the
+//!   device. Nothing writes the gradient after that, and it is kept until the copy is over.
 //! - The tensor's lock is held from the first copy's start to the last one's, as it is while code works on the CPU.
 //!
 //! # What is released
@@ -50,4 +53,4 @@ mod memory;
 mod staging;
 
 pub(crate) use managed_tensor::{Filling, Intent, ManagedTensor};
-pub(crate) use staging::Staging;
+pub(crate) use staging::{Reading, Staging};

@@ -1,10 +1,10 @@
 //! Host memory through which values pass between a device and the engine, kept for the next ones.
 
-use super::memory::{DeviceMemory, HostMemory};
+use super::memory::{DeviceMemory, HostMemory, SideStream};
 use crate::storage::{ElementsMut, is_managed_dtype};
-use candle_core::{Device, Result, Storage, Tensor};
+use candle_core::{DType, Device, Result, Storage, Tensor};
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An engine's host memory for copies.
 ///
@@ -12,6 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Debug, Default)]
 pub(crate) struct Staging {
     emulates: bool,
+    /// What copies of gradients run on.
+    side: SideStream,
     state: Mutex<State>,
 }
 
@@ -24,10 +26,32 @@ struct State {
 
 /// Host memory in use; goes back when it is dropped, also if a copy is still under way.
 #[derive(Debug)]
-pub(super) struct Taken<'a> {
-    staging: &'a Staging,
+pub(super) struct Taken {
+    staging: Arc<Staging>,
     /// There until it goes back.
     host: Option<HostMemory>,
+}
+
+/// The elements of a tensor on their way from a device.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    host: Taken,
+    dtype: DType,
+    count: usize,
+    /// Its memory must not be used for anything else before the copy is over.
+    _source: Tensor,
+}
+
+impl Reading {
+    /// Returns the number of bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.count * self.dtype.size_in_bytes()
+    }
+
+    /// Waits for the elements and runs `work` on them.
+    pub(crate) fn finish<R>(mut self, work: impl FnOnce(ElementsMut<'_>) -> R) -> Result<R> {
+        Ok(work(self.host.elements(self.dtype, self.count)?))
+    }
 }
 
 impl Staging {
@@ -35,7 +59,7 @@ impl Staging {
     pub(crate) fn new(emulates: bool) -> Self {
         Self {
             emulates,
-            state: Mutex::default(),
+            ..Self::default()
         }
     }
 
@@ -45,11 +69,7 @@ impl Staging {
     }
 
     /// Prepares for parameters on a device; an error where there can be none.
-    #[cfg_attr(
-        not(feature = "cuda"),
-        expect(clippy::unused_self, reason = "needs nothing of the CPU")
-    )]
-    pub(crate) fn open(&self, device: &Device) -> Result<()> {
+    pub(crate) fn open(device: &Device) -> Result<()> {
         match device {
             Device::Cpu => Ok(()),
             #[cfg(feature = "cuda")]
@@ -65,8 +85,9 @@ impl Staging {
         self.lock().bytes
     }
 
-    /// Runs `work` on a copy of a tensor's elements in order; the tensor is contiguous and of a managed dtype.
-    pub(crate) fn read<R>(&self, tensor: &Tensor, work: impl FnOnce(ElementsMut<'_>) -> R) -> Result<R> {
+    /// Begins to copy a tensor's elements in order, beside what is computed later; the tensor is contiguous, of a managed
+    /// dtype, and not written any more.
+    pub(crate) fn read(self: &Arc<Self>, tensor: &Tensor) -> Result<Reading> {
         let (storage, layout) = tensor.storage_and_layout();
         let dtype = tensor.dtype();
         let Some((start, end)) = layout.contiguous_offsets().filter(|_| is_managed_dtype(dtype)) else {
@@ -79,15 +100,20 @@ impl Staging {
             _ => candle_core::bail!("nothing is copied from {:?}", tensor.device()),
         };
         let mut host = self.take(memory, (end - start) * dtype.size_in_bytes())?;
-        memory.copy_out(start..end, &mut host)?;
+        memory.copy_out_aside(start..end, &mut host, &self.side)?;
         drop(storage);
-        Ok(work(host.elements(dtype, end - start)?))
+        Ok(Reading {
+            host,
+            dtype,
+            count: end - start,
+            _source: tensor.clone(),
+        })
     }
 
     /// Returns memory for so many bytes: the smallest that is free and large enough.
     ///
     /// Where all that is free is too small, the largest of it makes room.
-    pub(super) fn take(&self, memory: &dyn DeviceMemory, bytes: usize) -> Result<Taken<'_>> {
+    pub(super) fn take(self: &Arc<Self>, memory: &dyn DeviceMemory, bytes: usize) -> Result<Taken> {
         let mut state = self.lock();
         let numbered = || state.free.iter().enumerate().map(|(number, free)| (free.len(), number));
         let found = numbered().filter(|(size, _)| *size >= bytes).min();
@@ -104,7 +130,7 @@ impl Staging {
             }
         };
         Ok(Taken {
-            staging: self,
+            staging: Arc::clone(self),
             host: Some(host),
         })
     }
@@ -114,7 +140,7 @@ impl Staging {
     }
 }
 
-impl Deref for Taken<'_> {
+impl Deref for Taken {
     type Target = HostMemory;
 
     fn deref(&self) -> &HostMemory {
@@ -122,13 +148,13 @@ impl Deref for Taken<'_> {
     }
 }
 
-impl DerefMut for Taken<'_> {
+impl DerefMut for Taken {
     fn deref_mut(&mut self) -> &mut HostMemory {
         self.host.as_mut().expect("the memory is there until it is dropped")
     }
 }
 
-impl Drop for Taken<'_> {
+impl Drop for Taken {
     fn drop(&mut self) {
         self.staging.lock().free.extend(self.host.take());
     }
@@ -141,7 +167,7 @@ mod tests {
 
     #[test]
     fn there_is_no_more_memory_than_was_in_use_at_one_time() {
-        let (staging, device) = (Staging::new(true), CpuStorage::F32(Vec::new()));
+        let (staging, device) = (Arc::new(Staging::new(true)), CpuStorage::F32(Vec::new()));
         let take = |bytes| staging.take(&device, bytes).unwrap();
         let both = (take(100), take(1000));
         assert_eq!((both.0.len(), both.1.len(), staging.bytes()), (100, 1000, 1100));
@@ -159,11 +185,11 @@ mod tests {
     #[test]
     fn a_tensor_is_read_from_where_it_begins_in_its_storage() {
         let tensor = Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu).unwrap();
-        let staging = Staging::new(true);
-        let seen = staging
-            .read(&tensor.get(1).unwrap(), |values| format!("{values:?}"))
-            .unwrap();
+        let staging = Arc::new(Staging::new(true));
+        let reading = staging.read(&tensor.get(1).unwrap()).unwrap();
+        assert_eq!(reading.bytes(), 8);
+        let seen = reading.finish(|values| format!("{values:?}")).unwrap();
         assert_eq!(seen, "F32([3.0, 4.0])");
-        assert!(staging.read(&tensor.t().unwrap(), |_| ()).is_err());
+        assert!(staging.read(&tensor.t().unwrap()).is_err());
     }
 }

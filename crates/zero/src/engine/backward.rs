@@ -128,7 +128,12 @@ impl Engine {
         order.extend(rest);
         let mut agreed: Vec<u32> = order.iter().map(|number| *number as u32).collect();
         self.mesh.world.broadcast(&mut agreed, 0)?;
-        let order: Vec<usize> = agreed.iter().map(|number| *number as usize).collect();
+        self.lay_out_as(agreed.iter().map(|number| *number as usize).collect())
+    }
+
+    /// Lays the buckets out in an order that all ranks know, of all trained parameters.
+    pub(super) fn lay_out_as(&self, order: Vec<usize>) -> Result<()> {
+        let parameters = self.parameters.all();
         let layouts = buckets(
             &order,
             &parameters,
@@ -137,7 +142,8 @@ impl Engine {
             self.options.bucket_bytes,
         );
         let sent_as = (self.options.reduce_dtype, self.options.power_sgd.as_ref());
-        self.gradients.lay_out(&self.mesh, layouts, self.parameters(), sent_as)
+        self.gradients
+            .lay_out(&self.mesh, (order, layouts), self.parameters(), sent_as)
     }
 
     fn fail_for_unused(&self, numbers: &[usize]) -> Result<()> {

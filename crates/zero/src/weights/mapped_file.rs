@@ -15,15 +15,18 @@ use candle_core::{DType, Device, Tensor};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// A validated safetensors file.
-pub(super) struct MappedFile {
+/// A validated safetensors file, mapped into memory; nobody may change it meanwhile.
+pub struct MappedFile {
     pub(super) path: PathBuf,
     tensors: MmapedSafetensors,
 }
 
 impl MappedFile {
     /// Maps a file and checks its header: lengths, offsets, overlaps and dtypes.
-    pub(super) fn open(path: &Path) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`Error::WeightFile`] when the file cannot be read, is truncated or malformed.
+    pub fn open(path: &Path) -> Result<Self> {
         // SAFETY: the file is only read, and the module page says who promises that it stays as it is.
         let tensors = unsafe { MmapedSafetensors::new(path) };
         let tensors = tensors.map_err(|error| Self::error(path, &error))?;
@@ -39,6 +42,51 @@ impl MappedFile {
             .tensors()
             .into_iter()
             .map(|(name, view)| (name, view.shape().to_vec()))
+    }
+
+    /// Returns the shape of a tensor.
+    ///
+    /// # Errors
+    /// [`Error::WeightFile`] when there is no such tensor; the error names those that are there.
+    pub fn shape(&self, name: &str) -> Result<Vec<usize>> {
+        let found = self.shapes().find(|(other, _)| other == name);
+        found.map(|(_, shape)| shape).ok_or_else(|| {
+            let mut names: Vec<_> = self.shapes().map(|(name, _)| name).collect();
+            names.sort_unstable();
+            Error::WeightFile {
+                path: self.path.clone(),
+                reason: format!("has no tensor {name:?}; it has {}", names.join(", ")),
+            }
+        })
+    }
+
+    /// Reads rows of a tensor, which is taken as rows of shape `row` one after the other, in the order of `numbers`; no
+    /// other part of the file is touched. The result has shape \[numbers, row..\] and the tensor's dtype, on the CPU.
+    ///
+    /// # Errors
+    /// [`Error::WeightFile`] when there is no such tensor or row, or candle does not have its dtype.
+    pub fn rows(&self, name: &str, row: &[usize], numbers: &[usize]) -> Result<Tensor> {
+        let read = || -> candle_core::Result<Tensor> {
+            let view = self.tensors.get(name)?;
+            let dtype = DType::try_from(view.dtype())?;
+            let bytes_of_row = row.iter().product::<usize>() * dtype.size_in_bytes();
+            let mut bytes = Vec::with_capacity(numbers.len() * bytes_of_row);
+            for number in numbers {
+                let range = number
+                    .checked_mul(bytes_of_row)
+                    .and_then(|start| view.data().get(start..start.checked_add(bytes_of_row)?));
+                let Some(of_row) = range else {
+                    candle_core::bail!(
+                        "tensor {name:?} of shape {:?} has no row {number} of {row:?}",
+                        view.shape()
+                    );
+                };
+                bytes.extend_from_slice(of_row);
+            }
+            let shape = [&[numbers.len()], row].concat();
+            Tensor::from_raw_buffer(&bytes, dtype, &shape, &Device::Cpu)
+        };
+        read().map_err(|error| Self::error(&self.path, &error))
     }
 
     /// Reads elements `range` of a tensor, widened or narrowed to f32; no other part of the file is touched.

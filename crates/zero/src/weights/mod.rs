@@ -5,6 +5,7 @@ mod mapped_file;
 mod seeded;
 
 pub use files::WeightFiles;
+pub use mapped_file::MappedFile;
 
 use crate::{Error, Result};
 use candle_core::Shape;

@@ -44,6 +44,7 @@ mod power_sgd;
 mod precision;
 mod recomputing;
 mod replicas;
+mod saving;
 mod scopes;
 mod skipped_steps;
 mod stack;

@@ -1,0 +1,255 @@
+//! One rank's arrays in a safetensors file: written in one go, read block by block.
+
+use super::error::CheckpointError;
+use super::index::{BLOCK, BoxEntry};
+use bytemuck::cast_slice;
+use half::slice::HalfFloatSliceExt as _;
+use half::{bf16, f16};
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use sconce_zero::PieceValues;
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+/// Longest header that is read.
+const MOST_HEADER: u64 = 100 << 20;
+
+/// What a box to be written is.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct PlannedBox {
+    pub(super) tensor: String,
+    pub(super) dtype: &'static str,
+    pub(super) elements: usize,
+}
+
+impl PlannedBox {
+    pub(super) fn bytes(&self) -> usize {
+        self.elements * if self.dtype == "F32" { 4 } else { 2 }
+    }
+}
+
+/// Returns the dtype's name and the bytes of values.
+pub(super) fn bytes_of<'a>(values: &PieceValues<'a>) -> (&'static str, &'a [u8]) {
+    match values {
+        PieceValues::F32(values) => ("F32", cast_slice(values)),
+        PieceValues::Bf16(values) => ("BF16", cast_slice(values)),
+        PieceValues::F16(values) => ("F16", cast_slice(values)),
+    }
+}
+
+/// A file being written, whose boxes come in the order planned.
+#[derive(Debug)]
+pub(super) struct ArrayWriter {
+    path: PathBuf,
+    writer: BufWriter<File>,
+    bytes: u64,
+}
+
+impl ArrayWriter {
+    /// Begins a new file.
+    pub(super) fn create(path: &Path, boxes: &[PlannedBox]) -> Result<Self, CheckpointError> {
+        let mut header = Map::new();
+        let mut offset = 0;
+        for planned in boxes {
+            let end = offset + planned.bytes();
+            let entry = json!({"dtype": planned.dtype, "shape": [planned.elements], "data_offsets": [offset, end]});
+            header.insert(planned.tensor.clone(), entry);
+            offset = end;
+        }
+        let mut text = Value::Object(header).to_string();
+        // So that the data begins at a multiple of 8, as readers that map it want it.
+        text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
+        let file = File::create_new(path).map_err(|error| unusable(path, &error))?;
+        let mut writer = Self {
+            path: path.into(),
+            writer: BufWriter::with_capacity(BLOCK, file),
+            bytes: 0,
+        };
+        writer.write_bytes(&(text.len() as u64).to_le_bytes())?;
+        writer.write_bytes(text.as_bytes())?;
+        Ok(writer)
+    }
+
+    /// Writes the next box; returns its hashes.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<Vec<String>, CheckpointError> {
+        let mut hashes = Vec::with_capacity(bytes.len().div_ceil(BLOCK));
+        for block in bytes.chunks(BLOCK) {
+            self.write_bytes(block)?;
+            hashes.push(hash(block));
+        }
+        Ok(hashes)
+    }
+
+    /// Ends the file, which is on disk when this returns; returns its length.
+    pub(super) fn finish(mut self) -> Result<u64, CheckpointError> {
+        let flushed = self.writer.flush().and_then(|()| self.writer.get_ref().sync_all());
+        flushed.map_err(|error| unusable(&self.path, &error))?;
+        Ok(self.bytes)
+    }
+
+    fn write_bytes(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
+        self.bytes += bytes.len() as u64;
+        self.writer
+            .write_all(bytes)
+            .map_err(|error| unusable(&self.path, &error))
+    }
+}
+
+/// The files of a checkpoint, opened as they are needed.
+///
+/// They are read, not mapped: a file that someone cuts off meanwhile is an error then, where a mapping would end the process.
+#[derive(Debug)]
+pub(super) struct ArrayFiles {
+    folder: PathBuf,
+    files: HashMap<String, OpenFile>,
+    /// The block at hand.
+    block: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct OpenFile {
+    file: File,
+    /// Where the data begins.
+    start: u64,
+    header: Metadata,
+}
+
+impl ArrayFiles {
+    pub(super) fn new(folder: &Path) -> Self {
+        Self {
+            folder: folder.into(),
+            files: HashMap::new(),
+            block: Vec::new(),
+        }
+    }
+
+    /// Reads elements `within` of a box as f32, and checks the blocks in which they lie.
+    pub(super) fn read(
+        &mut self,
+        entry: &BoxEntry,
+        within: Range<usize>,
+        values: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        let path = self.folder.join(&entry.file);
+        let damaged = |reason: String| CheckpointError::Damaged {
+            path: path.clone(),
+            tensor: entry.tensor.clone(),
+            reason,
+        };
+        if !self.files.contains_key(&entry.file) {
+            let file = OpenFile::open(&path)?;
+            self.files.insert(entry.file.clone(), file);
+        }
+        let file = &self.files[&entry.file];
+        let Some(info) = file.header.info(&entry.tensor) else {
+            return Err(damaged("it is not in the file".into()));
+        };
+        let (elements, bytes) = (entry.end - entry.start, info.data_offsets.1 - info.data_offsets.0);
+        let (dtype, size) = match info.dtype {
+            Dtype::F32 => ("F32", 4),
+            Dtype::BF16 => ("BF16", 2),
+            Dtype::F16 => ("F16", 2),
+            other => return Err(damaged(format!("it is {other:?}; expected F32, BF16 or F16"))),
+        };
+        if dtype != entry.dtype || bytes != elements * size {
+            return Err(damaged(format!(
+                "it has {bytes} bytes of {dtype}, expected {elements} elements of {}",
+                entry.dtype
+            )));
+        }
+        let wanted = within.start * size..within.end * size;
+        for number in wanted.start / BLOCK..wanted.end.div_ceil(BLOCK) {
+            let whole = number * BLOCK..((number + 1) * BLOCK).min(bytes);
+            self.block.resize(whole.len(), 0);
+            let place = file.start + (info.data_offsets.0 + whole.start) as u64;
+            let read = file.file.read_exact_at(&mut self.block, place);
+            read.map_err(|error| damaged(error.to_string()))?;
+            if entry
+                .hashes
+                .get(number)
+                .is_none_or(|expected| *expected != hash(&self.block))
+            {
+                return Err(damaged(format!(
+                    "bytes {} to {} are not what was written: the file is damaged",
+                    whole.start, whole.end
+                )));
+            }
+            let part = wanted.start.max(whole.start)..wanted.end.min(whole.end);
+            let target = (part.start - wanted.start) / size..(part.end - wanted.start) / size;
+            let source = &self.block[part.start - whole.start..part.end - whole.start];
+            convert(info.dtype, source, &mut values[target]);
+        }
+        Ok(())
+    }
+}
+
+impl OpenFile {
+    fn open(path: &Path) -> Result<Self, CheckpointError> {
+        let refuse = |reason: String| CheckpointError::Unusable {
+            path: path.into(),
+            reason,
+        };
+        let file = File::open(path).map_err(|error| unusable(path, &error))?;
+        let length = file.metadata().map_err(|error| unusable(path, &error))?.len();
+        let mut size = [0; 8];
+        file.read_exact_at(&mut size, 0)
+            .map_err(|error| unusable(path, &error))?;
+        let size = u64::from_le_bytes(size);
+        if size > MOST_HEADER || size + 8 > length {
+            return Err(refuse(format!(
+                "a header of {size} bytes in a file of {length}: it is damaged, or not safetensors"
+            )));
+        }
+        let mut text = vec![0; size as usize];
+        file.read_exact_at(&mut text, 8)
+            .map_err(|error| unusable(path, &error))?;
+        let header = parse_header(&text).map_err(refuse)?;
+        let start = size + 8;
+        if start + header.data_len() as u64 != length {
+            return Err(refuse(format!(
+                "{length} bytes, expected {}: it is not whole",
+                start + header.data_len() as u64
+            )));
+        }
+        Ok(Self { file, start, header })
+    }
+}
+
+/// Reads a header without the data; what overlaps or leaves gaps is refused.
+fn parse_header(text: &[u8]) -> Result<Metadata, String> {
+    let mut entries: Map<String, Value> =
+        serde_json::from_slice(text).map_err(|error| format!("its header: {error}"))?;
+    entries.remove("__metadata__");
+    let parse = |(name, value)| match serde_json::from_value::<TensorInfo>(value) {
+        Ok(info) => Ok((name, info)),
+        Err(error) => Err(format!("its header, {name:?}: {error}")),
+    };
+    let mut tensors = entries.into_iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+    tensors.sort_by_key(|(_, info)| info.data_offsets);
+    Metadata::new(None, tensors).map_err(|error| format!("its header: {error}"))
+}
+
+fn convert(dtype: Dtype, bytes: &[u8], values: &mut [f32]) {
+    match dtype {
+        Dtype::BF16 => bytemuck::pod_collect_to_vec::<u8, bf16>(bytes).convert_to_f32_slice(values),
+        Dtype::F16 => bytemuck::pod_collect_to_vec::<u8, f16>(bytes).convert_to_f32_slice(values),
+        _ => bytemuck::cast_slice_mut(values).copy_from_slice(bytes),
+    }
+}
+
+/// The first 16 hexadecimal digits of blake3.
+fn hash(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_hex()[..16].to_owned()
+}
+
+fn unusable(path: &Path, error: &dyn std::fmt::Display) -> CheckpointError {
+    CheckpointError::Unusable {
+        path: path.into(),
+        reason: error.to_string(),
+    }
+}

@@ -1,0 +1,43 @@
+//! What can go wrong with a checkpoint.
+
+use std::path::PathBuf;
+
+/// A checkpoint that cannot be written or read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// A file or folder cannot be used.
+    #[error("checkpoint, {}: {reason}", path.display())]
+    Unusable {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// A file is damaged.
+    #[error("checkpoint, {}: tensor {tensor:?}: {reason}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The tensor in it.
+        tensor: String,
+        /// What does not fit.
+        reason: String,
+    },
+    /// No folder has a complete checkpoint.
+    #[error("no complete checkpoint in {}{}", folder.display(), if skipped.is_empty() { String::new() } else { format!(": {}", skipped.join("; ")) })]
+    NoneComplete {
+        /// Where they were looked for.
+        folder: PathBuf,
+        /// What was found, and why it is none.
+        skipped: Vec<String>,
+    },
+    /// The checkpoint is of another model.
+    #[error("checkpoint, {}: it is of another model: {}", path.display(), differences.join("; "))]
+    AnotherModel {
+        /// The checkpoint.
+        path: PathBuf,
+        /// One difference each.
+        differences: Vec<String>,
+    },
+}

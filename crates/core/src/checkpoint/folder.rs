@@ -1,0 +1,147 @@
+//! Where checkpoints are: written apart, published by a rename, found again, and pruned.
+//!
+//! | name in the folder | is |
+//! | --- | --- |
+//! | `checkpoint_N` | a complete checkpoint: it got this name when everything in it was on disk |
+//! | `.checkpoint_N.partial` | one being written, or what is left of one |
+//! | `.checkpoint_N.old` | one being deleted |
+//! | `latest` | the name of the newest, for people and scripts; nothing here trusts it |
+
+use super::error::CheckpointError;
+use super::index::Index;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+
+const PREFIX: &str = "checkpoint_";
+
+/// Makes the folder into which the checkpoint to be called `target` is written; what another attempt left is removed.
+pub(super) fn begin(target: &Path) -> Result<PathBuf, CheckpointError> {
+    if target.exists() {
+        return Err(CheckpointError::Unusable {
+            path: target.into(),
+            reason: "it exists already; a checkpoint is never overwritten: name another folder, or remove it".into(),
+        });
+    }
+    let partial = partial(target);
+    remove(&partial)?;
+    let parent = parent(target);
+    fs::create_dir_all(parent).map_err(|error| unusable(parent, &error))?;
+    fs::create_dir(&partial).map_err(|error| unusable(&partial, &error))?;
+    Ok(partial)
+}
+
+/// Returns where the checkpoint to be called `target` is written.
+pub(super) fn partial(target: &Path) -> PathBuf {
+    beside(target, "partial")
+}
+
+/// Writes a small file, which is on disk when this returns.
+pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+    let written = File::create(path).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    written.map_err(|error| unusable(path, &error))
+}
+
+/// Gives a checkpoint, all of whose files are on disk, its name.
+pub(super) fn publish(partial: &Path, target: &Path) -> Result<(), CheckpointError> {
+    sync_folder(partial)?;
+    fs::rename(partial, target).map_err(|error| unusable(target, &error))?;
+    let parent = parent(target);
+    sync_folder(parent)?;
+    let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let latest = parent.join("latest");
+    let draft = parent.join(".latest.partial");
+    write_file(&draft, name.as_bytes())?;
+    fs::rename(&draft, &latest).map_err(|error| unusable(&latest, &error))?;
+    sync_folder(parent)
+}
+
+/// Returns the numbers of the checkpoints in a folder, whole or not, ascending.
+pub(super) fn numbers(folder: &Path) -> Result<Vec<u64>, CheckpointError> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(unusable(folder, &error)),
+    };
+    let mut numbers = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(|error| unusable(folder, &error))?.file_name();
+        let number = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(PREFIX))
+            .and_then(|number| number.parse::<u64>().ok());
+        numbers.extend(number);
+    }
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// Returns where checkpoint `number` of a folder is.
+pub(super) fn numbered(folder: &Path, number: u64) -> PathBuf {
+    folder.join(format!("{PREFIX}{number}"))
+}
+
+/// Returns the newest complete checkpoint of a folder, and why newer ones are none.
+pub(super) fn newest(folder: &Path) -> Result<(PathBuf, Index, Vec<String>), CheckpointError> {
+    let mut skipped = Vec::new();
+    for number in numbers(folder)?.into_iter().rev() {
+        let path = numbered(folder, number);
+        match Index::read(&path) {
+            Ok(index) => return Ok((path, index, skipped)),
+            Err(error) => skipped.push(error.to_string()),
+        }
+    }
+    Err(CheckpointError::NoneComplete {
+        folder: folder.into(),
+        skipped,
+    })
+}
+
+/// Deletes the oldest checkpoints of a folder until `limit` are left.
+pub(super) fn prune(folder: &Path, limit: usize) -> Result<(), CheckpointError> {
+    let numbers = numbers(folder)?;
+    let too_many = numbers.len().saturating_sub(limit.max(1));
+    for number in &numbers[..too_many] {
+        let (path, old) = (numbered(folder, *number), beside(&numbered(folder, *number), "old"));
+        remove(&old)?;
+        // Never half deleted under a name that a reader takes for a checkpoint.
+        fs::rename(&path, &old).map_err(|error| unusable(&path, &error))?;
+        remove(&old)?;
+    }
+    Ok(())
+}
+
+/// Returns the hidden name beside a checkpoint's.
+fn beside(target: &Path, state: &str) -> PathBuf {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    parent(target).join(format!(".{name}.{state}"))
+}
+
+fn parent(target: &Path) -> &Path {
+    match target.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+fn remove(folder: &Path) -> Result<(), CheckpointError> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(unusable(folder, &error)),
+        _ => Ok(()),
+    }
+}
+
+fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(|error| unusable(folder, &error))
+}
+
+fn unusable(path: &Path, error: &std::io::Error) -> CheckpointError {
+    CheckpointError::Unusable {
+        path: path.into(),
+        reason: error.to_string(),
+    }
+}

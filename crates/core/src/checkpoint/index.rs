@@ -1,0 +1,205 @@
+//! What a checkpoint holds, and where each array's elements lie: by parameter and range, never by rank.
+
+use super::error::CheckpointError;
+use sconce_zero::{EngineState, LossScaleState};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Marks a file as one of ours.
+const FORMAT: &str = "sconce checkpoint";
+/// Raised when what is written can no longer be read by older programs.
+const VERSION: u64 = 1;
+/// Bytes of an array's box that one hash is of.
+pub(super) const BLOCK: usize = 1 << 20;
+
+/// The contents of index.json.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Index {
+    format: String,
+    version: u64,
+    /// Ranks that saved.
+    pub(super) world_size: usize,
+    /// The files that hold arrays, with their lengths in bytes.
+    pub(super) files: BTreeMap<String, u64>,
+    /// The loop's models, in the order in which their accelerators were made.
+    pub(super) models: Vec<ModelEntry>,
+    /// What belongs to the run and not to a model or a rank, by name.
+    pub(super) objects: BTreeMap<String, Value>,
+    /// What belongs to each rank.
+    pub(super) ranks: Vec<BTreeMap<String, Value>>,
+    /// The run's settings in words, for people.
+    pub(super) settings: BTreeMap<String, String>,
+}
+
+/// One model.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub(super) struct ModelEntry {
+    pub(super) rule: Option<String>,
+    pub(super) state_names: Vec<String>,
+    pub(super) gradient_order: Vec<String>,
+    pub(super) steps: BTreeMap<String, u64>,
+    pub(super) loss_scale: Option<LossScaleEntry>,
+    pub(super) parameters: BTreeMap<String, ParameterEntry>,
+}
+
+/// One parameter.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub(super) struct ParameterEntry {
+    pub(super) shape: Vec<usize>,
+    /// By the array's name: its boxes in the order of their elements.
+    pub(super) arrays: BTreeMap<String, Vec<BoxEntry>>,
+}
+
+/// Consecutive elements of one array.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct BoxEntry {
+    pub(super) start: usize,
+    pub(super) end: usize,
+    /// `F32`, `BF16` or `F16`.
+    pub(super) dtype: String,
+    pub(super) file: String,
+    /// The tensor in the file.
+    pub(super) tensor: String,
+    /// blake3, the first 16 digits, of every [`BLOCK`] bytes.
+    pub(super) hashes: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(super) struct LossScaleEntry {
+    scale: f64,
+    updates: u64,
+    last_overflow: Option<u64>,
+    since_change: u64,
+    hysteresis: u32,
+}
+
+impl Index {
+    pub(super) fn new(world_size: usize) -> Self {
+        Self {
+            format: FORMAT.into(),
+            version: VERSION,
+            world_size,
+            files: BTreeMap::new(),
+            models: Vec::new(),
+            objects: BTreeMap::new(),
+            ranks: Vec::new(),
+            settings: BTreeMap::new(),
+        }
+    }
+
+    /// Reads and checks the index of the checkpoint in `folder`, and the lengths of its files.
+    pub(super) fn read(folder: &Path) -> Result<Self, CheckpointError> {
+        let path = folder.join("index.json");
+        let refuse = |reason: String| CheckpointError::Unusable {
+            path: path.clone(),
+            reason,
+        };
+        let text = std::fs::read_to_string(&path).map_err(|error| refuse(error.to_string()))?;
+        let value: Value = serde_json::from_str(&text).map_err(|error| refuse(format!("not whole: {error}")))?;
+        if value["format"] != FORMAT {
+            return Err(refuse("it is not the index of a Sconce checkpoint".into()));
+        }
+        match value["version"].as_u64() {
+            Some(version) if version > VERSION => {
+                return Err(refuse(format!(
+                    "version {version} is newer than this program, which reads up to {VERSION}; use a newer Sconce"
+                )));
+            }
+            Some(_) => {}
+            None => return Err(refuse("it has no version".into())),
+        }
+        let index: Self = serde_json::from_value(value).map_err(|error| refuse(error.to_string()))?;
+        index.check(folder).map_err(refuse)?;
+        Ok(index)
+    }
+
+    /// Checks what a file from others may have wrong: paths, ranges, lengths.
+    fn check(&self, folder: &Path) -> Result<(), String> {
+        for (file, length) in &self.files {
+            if !is_plain_name(file) {
+                return Err(format!("file name {file:?} leaves the checkpoint's folder"));
+            }
+            match std::fs::metadata(folder.join(file)) {
+                Ok(found) if found.len() == *length => {}
+                Ok(found) => {
+                    return Err(format!(
+                        "{file} has {} bytes, expected {length}: it is not whole",
+                        found.len()
+                    ));
+                }
+                Err(error) => return Err(format!("{file}: {error}")),
+            }
+        }
+        for (name, parameter) in self.models.iter().flat_map(|model| &model.parameters) {
+            let elements = parameter
+                .shape
+                .iter()
+                .try_fold(1usize, |product, size| product.checked_mul(*size));
+            let Some(elements) = elements else {
+                return Err(format!("{name}: shape {:?} is too large", parameter.shape));
+            };
+            for (what, boxes) in &parameter.arrays {
+                let mut end = 0;
+                for one in boxes {
+                    let is_in_turn = one.start == end && one.end > one.start;
+                    if !is_in_turn || one.end > elements || !self.files.contains_key(&one.file) {
+                        return Err(format!(
+                            "{name} ({what}): elements {}..{} are out of turn",
+                            one.start, one.end
+                        ));
+                    }
+                    end = one.end;
+                }
+                if end != elements {
+                    return Err(format!("{name} ({what}): {end} of {elements} elements are there"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Says whether a name is that of a file in the folder itself.
+fn is_plain_name(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    matches!(parts.next(), Some(std::path::Component::Normal(_))) && parts.next().is_none() && !name.contains('\\')
+}
+
+impl ModelEntry {
+    /// Takes over what an engine knows besides arrays.
+    pub(super) fn of(state: EngineState) -> Self {
+        Self {
+            rule: state.rule,
+            state_names: state.state_names,
+            gradient_order: state.gradient_order,
+            steps: state.steps,
+            loss_scale: state.loss_scale.map(|state| LossScaleEntry {
+                scale: state.scale,
+                updates: state.updates,
+                last_overflow: state.last_overflow,
+                since_change: state.since_change,
+                hysteresis: state.hysteresis,
+            }),
+            parameters: BTreeMap::new(),
+        }
+    }
+
+    /// Returns what an engine is to know besides arrays.
+    pub(super) fn engine_state(&self) -> EngineState {
+        EngineState {
+            rule: self.rule.clone(),
+            state_names: self.state_names.clone(),
+            gradient_order: self.gradient_order.clone(),
+            steps: self.steps.clone(),
+            loss_scale: self.loss_scale.map(|entry| LossScaleState {
+                scale: entry.scale,
+                updates: entry.updates,
+                last_overflow: entry.last_overflow,
+                since_change: entry.since_change,
+                hysteresis: entry.hysteresis,
+            }),
+        }
+    }
+}

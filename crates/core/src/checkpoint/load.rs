@@ -1,0 +1,207 @@
+//! Reading a checkpoint: each rank what it holds, from whichever files have it.
+
+use super::array_file::ArrayFiles;
+use super::error::CheckpointError;
+use super::folder;
+use super::index::{Index, ModelEntry};
+use crate::together::together;
+use crate::{Accelerator, Error, Result};
+use sconce_zero::{Engine, ParameterInfo, RandomState, StateSource};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// What loading may leave out.
+#[derive(Debug, Clone, Default)]
+pub struct LoadOptions {
+    /// Loads the values of parameters alone: no optimizer state, no counts, no loader's position.
+    pub weights_only: bool,
+    /// Takes what checkpoint and model have in common, instead of failing where they differ.
+    pub partial: bool,
+    /// The names that parameters have in the checkpoint, by their names in the model.
+    pub renamed: BTreeMap<String, String>,
+}
+
+/// What was loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loaded {
+    /// The checkpoint.
+    pub folder: PathBuf,
+    /// Newer ones that are not complete, and why.
+    pub skipped: Vec<String>,
+    /// What the checkpoint did not have, and so stayed as it was.
+    pub missing: Vec<String>,
+}
+
+/// The arrays of one model in a checkpoint.
+struct ModelSource<'a> {
+    entry: &'a ModelEntry,
+    files: ArrayFiles,
+    options: &'a LoadOptions,
+}
+
+impl StateSource for ModelSource<'_> {
+    fn read(
+        &mut self,
+        info: &ParameterInfo,
+        what: &str,
+        elements: Range<usize>,
+        values: &mut [f32],
+    ) -> Result<bool, Box<dyn std::error::Error + Send + Sync>> {
+        let name = self.options.renamed.get(&info.name).unwrap_or(&info.name);
+        let boxes = self
+            .entry
+            .parameters
+            .get(name)
+            .and_then(|parameter| parameter.arrays.get(what));
+        let Some(boxes) = boxes else { return Ok(false) };
+        for one in boxes {
+            let (start, end) = (elements.start.max(one.start), elements.end.min(one.end));
+            if start < end {
+                let target = &mut values[start - elements.start..end - elements.start];
+                self.files.read(one, start - one.start..end - one.start, target)?;
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Finds the checkpoint that `folder` is, or the newest in it; rank 0 decides for all.
+pub(super) fn find(accelerator: &dyn Accelerator, folder: &Path) -> Result<(PathBuf, Index, Vec<String>)> {
+    let group = &**accelerator.communicator();
+    let find = || -> Result<(PathBuf, Vec<String>), CheckpointError> {
+        if folder.join("index.json").exists() || !folder.is_dir() {
+            return Ok((folder.to_owned(), Vec::new()));
+        }
+        let (path, _, skipped) = folder::newest(folder)?;
+        Ok((path, skipped))
+    };
+    let found = together(group, if group.rank() == 0 { find().map(Some) } else { Ok(None) })?;
+    let mut text = found
+        .map(|(path, skipped)| (path.to_string_lossy().into_owned(), skipped))
+        .unwrap_or_default();
+    let mut bytes = serde_json::to_vec(&text).unwrap_or_default();
+    let mut length = [bytes.len() as i64];
+    group.broadcast(&mut length, 0)?;
+    bytes.resize(length[0] as usize, 0);
+    group.broadcast(&mut bytes, 0)?;
+    if let Ok(told) = serde_json::from_slice(&bytes) {
+        text = told;
+    }
+    let path = PathBuf::from(text.0);
+    let index = together(group, Index::read(&path))?;
+    Ok((path, index, text.1))
+}
+
+/// Loads a checkpoint into the models and objects of a loop; called by all ranks.
+pub(super) fn load(accelerator: &dyn Accelerator, folder: &Path, options: &LoadOptions) -> Result<Loaded> {
+    let group = &**accelerator.communicator();
+    let (path, index, skipped) = find(accelerator, folder)?;
+    let registry = accelerator.registry();
+    let engines = registry.engines();
+    let mut missing = Vec::new();
+    let differences = differences(&index, &engines, options);
+    if !differences.is_empty() && !options.partial {
+        return Err(CheckpointError::AnotherModel { path, differences }.into());
+    }
+    missing.extend(differences);
+    for (engine, entry) in engines.iter().zip(&index.models) {
+        let mut state = entry.engine_state();
+        if options.weights_only {
+            state = sconce_zero::EngineState::default();
+        }
+        let mut source = ModelSource {
+            entry,
+            files: ArrayFiles::new(&path),
+            options,
+        };
+        // A failure ends the group: the rank that has it tells it, and the others that it was that one.
+        let lacks = engine.restore_state(&state, &mut source)?;
+        missing.extend(lacks.into_iter().filter(|_| !options.weights_only));
+    }
+    if !options.weights_only {
+        let restored = restore_objects(accelerator, &index, options.partial);
+        missing.extend(together(group, restored)?);
+        restore_random_state(accelerator, &index);
+    }
+    Ok(Loaded {
+        folder: path,
+        skipped,
+        missing,
+    })
+}
+
+fn restore_objects(accelerator: &dyn Accelerator, index: &Index, partial: bool) -> Result<Vec<String>> {
+    let mut missing = Vec::new();
+    let objects = accelerator.registry().objects();
+    for (name, object) in &objects {
+        match index.objects.get(name) {
+            Some(state) => object.restore(state.clone()).map_err(|source| Error::Stateful {
+                name: name.clone(),
+                source,
+            })?,
+            None => missing.push(name.clone()),
+        }
+    }
+    let is_registered = |name: &&String| objects.iter().any(|(other, _)| other == *name);
+    let left = index.objects.keys().filter(|name| !is_registered(name));
+    missing.extend(left.map(|name| format!("{name} (nothing of this name is registered)")));
+    if !missing.is_empty() && !partial {
+        return Err(Error::Setting {
+            setting: "load_state objects",
+            value: missing.join(", "),
+            expected: "the objects of the run that saved: prepare and register the same ones, or load partially".into(),
+        });
+    }
+    Ok(missing)
+}
+
+/// Goes on with this rank's random state; a rank that the saving run did not have keeps its own.
+fn restore_random_state(accelerator: &dyn Accelerator, index: &Index) {
+    let own = index
+        .ranks
+        .get(accelerator.world().rank)
+        .and_then(|rank| rank.get("random_state"));
+    let number = |name: &str| own.and_then(|own| own[name].as_u64());
+    if let (Some(seed), Some(draws)) = (number("seed"), number("draws")) {
+        RandomState { seed, draws }.restore();
+    }
+}
+
+/// Compares names and shapes of parameters, and which rule updates them.
+fn differences(index: &Index, engines: &[std::sync::Arc<Engine>], options: &LoadOptions) -> Vec<String> {
+    let mut found = Vec::new();
+    if index.models.len() != engines.len() {
+        found.push(format!(
+            "{} models are saved, this program has {}",
+            index.models.len(),
+            engines.len()
+        ));
+    }
+    for (entry, engine) in index.models.iter().zip(engines) {
+        let mut taken = Vec::new();
+        for info in engine.parameters() {
+            let name = options.renamed.get(&info.name).unwrap_or(&info.name);
+            taken.push(name.clone());
+            match entry.parameters.get(name) {
+                None => found.push(format!("{name} is not saved")),
+                Some(saved) if saved.shape != info.shape => {
+                    found.push(format!(
+                        "{name} is saved as {:?}, here it is {:?}",
+                        saved.shape, info.shape
+                    ));
+                }
+                Some(_) => {}
+            }
+        }
+        let others = entry.parameters.keys().filter(|name| !taken.contains(name));
+        found.extend(others.map(|name| format!("{name} is saved, this model has no such parameter")));
+        let (saved, own) = (&entry.rule, engine.state().rule);
+        if let (Some(saved), Some(own), false) = (saved, &own, options.weights_only)
+            && saved != own
+        {
+            found.push(format!("its optimizer is {saved}, here it is {own}"));
+        }
+    }
+    found
+}

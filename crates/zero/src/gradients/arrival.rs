@@ -1,0 +1,87 @@
+//! Gradients that come from a device: on their way into a bucket's memory while the backward goes on.
+
+use super::{CAME_TWICE, State};
+use crate::Result;
+use crate::bucket::{Bucket, Memory};
+use crate::device::Reading;
+use crate::layout::{BucketLayout, Slot};
+use crate::storage::Elements;
+use candle_core::Tensor;
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Elements copied or added by one task.
+const BLOCK: usize = 1 << 16;
+
+/// Bytes of gradients that may be on their way into buckets which have not left.
+const BYTES_ON_THEIR_WAY: usize = 64 << 20;
+
+/// A gradient that a bucket waits for, and where it goes.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    pub(crate) reading: Reading,
+    /// Of every chunk, where it lies in the bucket, and its elements.
+    pub(crate) places: Vec<(Range<usize>, Range<usize>)>,
+    /// Whether there is nothing yet to add it to.
+    pub(crate) is_first: bool,
+}
+
+impl Arrival {
+    /// Waits for the gradient and puts it into the bucket's memory.
+    pub(crate) fn land(self, bucket: &mut [f32]) -> candle_core::Result<()> {
+        let Self {
+            reading,
+            places,
+            is_first,
+        } = self;
+        reading.finish(|values| put(values.shared(), &places, bucket, is_first))
+    }
+}
+
+impl State {
+    /// Begins to copy a gradient from a device, to be put into its place later.
+    pub(super) fn expect_arrival(&mut self, parameter: usize, gradient: &Tensor) -> Result<()> {
+        let is_first = self.make_room(parameter)?;
+        let (number, slot) = self.places[parameter];
+        let has_left = number < self.left && self.is_reduced_now(number);
+        let bucket = &mut self.buckets[number];
+        if has_left || !matches!(bucket.memory, Memory::Here(_)) {
+            return Err(CAME_TWICE);
+        }
+        bucket.arrivals.push(Arrival {
+            reading: self.staging.read(gradient)?,
+            places: places(&bucket.layout, &bucket.layout.slots[slot]),
+            is_first,
+        });
+        self.is_from_device = true;
+        (self.holds[parameter], self.arrived[parameter]) = (true, true);
+        let on_their_way = self.buckets.iter().map(Bucket::bytes_on_their_way);
+        if on_their_way.sum::<usize>() > BYTES_ON_THEIR_WAY {
+            self.buckets.iter_mut().try_for_each(Bucket::land)?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns where the chunks of a slot lie in its bucket, and which elements of the parameter they are.
+pub(super) fn places(layout: &BucketLayout, slot: &Slot) -> Vec<(Range<usize>, Range<usize>)> {
+    (0..layout.parts)
+        .map(|part| (layout.place(slot, part), slot.chunk(part)))
+        .collect()
+}
+
+/// Puts a gradient into its places in a bucket's memory, or adds it to what is there.
+pub(super) fn put(values: Elements<'_>, places: &[(Range<usize>, Range<usize>)], bucket: &mut [f32], is_first: bool) {
+    for (place, chunk) in places {
+        let blocks = bucket[place.clone()].par_chunks_mut(BLOCK).enumerate();
+        blocks.for_each(|(number, slot)| {
+            let start = chunk.start + number * BLOCK;
+            let values = values.slice(start..start + slot.len());
+            if is_first {
+                values.copy_to(slot);
+            } else {
+                values.add_to(slot);
+            }
+        });
+    }
+}

@@ -1,0 +1,81 @@
+//! What a checkpoint keeps of an engine, independent of how many ranks there are and of how state is sharded.
+
+use crate::{LossScaleState, ParameterInfo};
+use candle_core::DType;
+use half::{bf16, f16};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What an engine knows besides arrays; the same on all ranks.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct EngineState {
+    /// The update rule's name; `None` with an optimizer of candle's kind, whose state is its own.
+    pub rule: Option<String>,
+    /// The names of the rule's state arrays.
+    pub state_names: Vec<String>,
+    /// The trained parameters in the order in which gradients become ready; empty before the first backward.
+    pub gradient_order: Vec<String>,
+    /// How often each trained parameter has been updated.
+    pub steps: BTreeMap<String, u64>,
+    /// The loss scale, if losses are scaled.
+    pub loss_scale: Option<LossScaleState>,
+}
+
+/// Some elements of one array, which belong to this rank: over all ranks every element comes once.
+#[derive(Debug)]
+pub struct StatePiece<'a> {
+    /// The parameter.
+    pub info: &'a ParameterInfo,
+    /// [`StatePiece::VALUE`], or the name of a state array of the update rule.
+    pub what: &'a str,
+    /// Which of the parameter's elements these are, in order.
+    pub elements: Range<usize>,
+    /// Their values.
+    pub values: PieceValues<'a>,
+}
+
+impl StatePiece<'_> {
+    /// The parameter's own values: f32 masters where it is trained.
+    pub const VALUE: &'static str = "value";
+}
+
+/// The values of a piece: f32, but those of frozen parameters, which are in the dtype of the model.
+#[derive(Debug, Clone, Copy)]
+pub enum PieceValues<'a> {
+    /// f32.
+    F32(&'a [f32]),
+    /// bf16.
+    Bf16(&'a [bf16]),
+    /// f16.
+    F16(&'a [f16]),
+}
+
+/// What a piece will be, before its values are looked at.
+#[derive(Debug, Clone)]
+pub struct PlannedPiece {
+    /// The parameter.
+    pub info: Arc<ParameterInfo>,
+    /// [`StatePiece::VALUE`], or the name of a state array.
+    pub what: &'static str,
+    /// Which of the parameter's elements.
+    pub elements: Range<usize>,
+    /// The dtype of its values.
+    pub dtype: DType,
+}
+
+/// Where an engine gets back what it was saved as.
+pub trait StateSource {
+    /// Fills `values` with some elements of an array of a parameter; returns false if the source has no such array, in which
+    /// case they stay as they are.
+    ///
+    /// # Errors
+    /// Whatever reading may fail with.
+    fn read(
+        &mut self,
+        info: &ParameterInfo,
+        what: &str,
+        elements: Range<usize>,
+        values: &mut [f32],
+    ) -> Result<bool, Box<dyn std::error::Error + Send + Sync>>;
+}

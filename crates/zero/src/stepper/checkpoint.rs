@@ -1,0 +1,173 @@
+//! The optimizer's state as pieces of parameters, for checkpoints.
+
+use super::{Group, OnDisk, State, Stepper, split_masters};
+use crate::bucket::Held;
+use crate::engine::Reading;
+use crate::parameter::Parameter;
+use crate::{OptimizerRule, PieceValues, Result, StatePiece, StateSlices};
+use std::ops::Range;
+
+impl Stepper {
+    pub(crate) fn rule(&self) -> &dyn OptimizerRule {
+        &*self.rule
+    }
+
+    /// Returns how often each parameter has been updated.
+    pub(crate) fn steps(&self) -> &[u64] {
+        &self.steps
+    }
+
+    /// Sets how often parameters have been updated, of those of which it is known.
+    pub(crate) fn set_steps(&mut self, steps: impl Iterator<Item = Option<u64>>) {
+        let known = self.steps.iter_mut().zip(steps);
+        known.for_each(|(own, known)| *own = known.unwrap_or(*own));
+    }
+
+    /// Visits the state of part `part`, and masters that lie beside it; nothing before the first step.
+    pub(crate) fn visit(
+        &mut self,
+        part: usize,
+        buckets: &[Held<'_>],
+        parameters: &[Parameter],
+        visit: &mut dyn FnMut(StatePiece<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let names = self.rule.state_names();
+        let mut visit_arrays = |group: &Group, arrays: &[&mut [f32]], masters: Option<&[f32]>| {
+            for segment in group.segments.iter().filter(|segment| segment.part == part) {
+                let (parameter, elements) = segment.elements(buckets, parameters);
+                let named = names.iter().copied().zip(arrays.iter().map(|array| &**array));
+                let masters = masters.map(|masters| (StatePiece::VALUE, masters));
+                for (what, array) in named.chain(masters).filter(|_| !elements.is_empty()) {
+                    visit(StatePiece {
+                        info: &parameter.info,
+                        what,
+                        elements: elements.clone(),
+                        values: PieceValues::F32(&array[segment.place()]),
+                    })?;
+                }
+            }
+            Ok(())
+        };
+        let Some(state) = &mut self.state else { return Ok(()) };
+        for (group, arrays) in &mut state.in_memory {
+            visit_arrays(group, &arrays.each_mut().map(Vec::as_mut_slice), None)?;
+        }
+        for OnDisk {
+            groups,
+            state,
+            has_masters,
+        } in &mut state.on_disk
+        {
+            state.for_each_group(|number, arrays| {
+                let (state, masters) = split_masters(arrays, *has_masters);
+                visit_arrays(&groups[number], state, masters.as_deref())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Returns what [`Stepper::visit`] would visit: parameters by number, arrays and elements.
+    pub(crate) fn plan(
+        &self,
+        part: usize,
+        buckets: &[Held<'_>],
+        parameters: &[Parameter],
+    ) -> Vec<(usize, &'static str, Range<usize>)> {
+        let names = self.rule.state_names();
+        let mut plan = Vec::new();
+        let mut add = |group: &Group, has_masters: bool| {
+            for segment in group.segments.iter().filter(|segment| segment.part == part) {
+                let (_, elements) = segment.elements(buckets, parameters);
+                let number = buckets[segment.bucket].layout.slots[segment.slot].parameter;
+                let masters = has_masters.then_some(StatePiece::VALUE);
+                let arrays = names.iter().copied().chain(masters).filter(|_| !elements.is_empty());
+                plan.extend(arrays.map(|what| (number, what, elements.clone())));
+            }
+        };
+        if let Some(state) = &self.state {
+            state.in_memory.iter().for_each(|(group, _)| add(group, false));
+            let on_disk = state.on_disk.iter();
+            on_disk.for_each(|disk| disk.groups.iter().for_each(|group| add(group, disk.has_masters)));
+        }
+        plan
+    }
+
+    /// Reads the state of all that this rank updates, and masters that lie beside it.
+    pub(crate) fn restore(
+        &mut self,
+        buckets: &[Held<'_>],
+        parameters: &[Parameter],
+        reading: &mut Reading<'_>,
+    ) -> Result<()> {
+        let mut state = match self.state.take() {
+            Some(state) => state,
+            None => self.new_state(buckets, parameters)?,
+        };
+        let names = self.rule.state_names();
+        let outcome = restore_state(&mut state, names, buckets, parameters, reading);
+        self.state = Some(state);
+        outcome
+    }
+}
+
+fn restore_state(
+    state: &mut State,
+    names: &[&str],
+    buckets: &[Held<'_>],
+    parameters: &[Parameter],
+    reading: &mut Reading<'_>,
+) -> Result<()> {
+    let mut fill = |group: &Group, arrays: &mut [&mut [f32]], masters: Option<&mut [f32]>| -> Result<()> {
+        let mut masters = masters;
+        for segment in &group.segments {
+            let (parameter, elements) = segment.elements(buckets, parameters);
+            if elements.is_empty() {
+                continue;
+            }
+            for (what, array) in names.iter().zip(arrays.iter_mut()) {
+                reading.fill(parameter, what, elements.clone(), &mut array[segment.place()])?;
+            }
+            if let Some(masters) = masters.as_deref_mut() {
+                let masters = &mut masters[segment.place()];
+                if reading.fill(parameter, StatePiece::VALUE, elements.clone(), masters)? {
+                    segment.copy_masters(buckets, parameters, masters)?;
+                }
+            }
+        }
+        Ok(())
+    };
+    for (group, arrays) in &mut state.in_memory {
+        let mut arrays: [&mut [f32]; StateSlices::MOST] = arrays.each_mut().map(Vec::as_mut_slice);
+        fill(group, &mut arrays, None)?;
+    }
+    for OnDisk {
+        groups,
+        state,
+        has_masters,
+    } in &mut state.on_disk
+    {
+        state.for_each_group(|number, arrays| {
+            let (state, masters) = split_masters(arrays, *has_masters);
+            fill(&groups[number], state, masters)
+        })?;
+    }
+    Ok(())
+}
+
+impl super::Segment {
+    /// Returns the parameter, and which of its elements these are.
+    fn elements<'p>(&self, buckets: &[Held<'_>], parameters: &'p [Parameter]) -> (&'p Parameter, Range<usize>) {
+        let (parameter, chunk) = self.of(buckets, parameters);
+        (
+            parameter,
+            chunk.start + self.within.start..chunk.start + self.within.end,
+        )
+    }
+
+    /// Gives the values that the model computes with those of masters that lie in the state.
+    fn copy_masters(&self, buckets: &[Held<'_>], parameters: &[Parameter], masters: &[f32]) -> Result<()> {
+        let (parameter, chunk) = self.of(buckets, parameters);
+        let intent = crate::device::Intent::Overwrite;
+        parameter.with_master(intent, &chunk, self.within.clone(), |copy| copy.write(masters))
+    }
+}
