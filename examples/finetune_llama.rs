@@ -308,7 +308,7 @@ fn train(arguments: &Arguments, acc: &dyn Accelerator, run: Run) -> Result<Model
             log.step(step, loss[0], grad_norm, lr)?;
             step += 1;
             *position.lock().unwrap_or_else(PoisonError::into_inner) = step;
-            if arguments.checkpointing_steps > 0 && step % arguments.checkpointing_steps == 0 {
+            if arguments.checkpointing_steps > 0 && step.is_multiple_of(arguments.checkpointing_steps) {
                 acc.save_checkpoint_in_background()?;
             }
             if step == steps {
