@@ -26,7 +26,7 @@ mod load;
 mod registry;
 mod save;
 
-pub(crate) use background::Background;
+pub use background::Background;
 pub use error::CheckpointError;
 pub use load::{LoadOptions, Loaded};
 pub use registry::{Registry, Stateful};

@@ -1,0 +1,152 @@
+//! How buckets leave for other ranks, and come back: where their memory comes from, what is reduced, and when.
+
+use super::reduction::Reduction;
+use super::{AWAY_FROM_A_DEVICE, INCOMPLETE, State};
+use crate::Result;
+use crate::bucket::{Away, Memory};
+use candle_core::DType;
+use sconce_collectives::Buffer;
+use std::sync::PoisonError;
+
+impl State {
+    /// Gives a bucket of sharded gradients a buffer to fill.
+    pub(super) fn make_present(&mut self, number: usize) -> Result<()> {
+        if !matches!(self.buckets[number].memory, Memory::Absent) || self.buckets[number].missing == 0 {
+            return Ok(());
+        }
+        if self.passing.is_empty() {
+            let away = (0..self.left).find(|earlier| matches!(self.buckets[*earlier].memory, Memory::Away(_)));
+            let waiting = away.filter(|earlier| self.buckets[*earlier].is_sharded());
+            waiting.map_or(Ok(()), |earlier| self.bring_back(earlier))?;
+        }
+        // All are being filled when this rank's graph is ordered otherwise than rank 0's: private memory serves too.
+        let bytes = self.buckets[number].layout.elements() * size_of::<f32>();
+        let buffer = self.passing.pop().unwrap_or_else(|| Buffer::on_heap(bytes));
+        self.buckets[number].memory = Memory::Here(buffer);
+        Ok(())
+    }
+
+    /// Fills the slots of a bucket with zeros for which no gradient has come.
+    pub(super) fn zero_what_is_missing(&mut self, number: usize) -> Result<()> {
+        let is_sharded = self.buckets[number].is_sharded();
+        if is_sharded {
+            self.make_present(number)?;
+        }
+        let parameters: Vec<_> = self.buckets[number]
+            .layout
+            .slots
+            .iter()
+            .map(|slot| slot.parameter)
+            .collect();
+        for parameter in parameters {
+            if !self.arrived[parameter] && (is_sharded || !self.holds[parameter]) {
+                self.for_each_chunk(parameter, |slot, _| slot.fill(0.0))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the parts that this rank holds the mean over the groups of ranks that shard, each of which has its own.
+    pub(super) fn join_replicas(&mut self) -> Result<()> {
+        let rank = self.rank();
+        let Some(replicas) = self.mesh.as_ref().and_then(|mesh| mesh.replicas.clone()) else {
+            return Ok(());
+        };
+        let dtype = self.reduce_dtype.unwrap_or(DType::F32);
+        for bucket in self.buckets.iter_mut().filter(|bucket| bucket.is_stepped_by_parts()) {
+            let part = bucket.layout.part(rank);
+            let reduced = match &mut bucket.memory {
+                Memory::Here(buffer) => &mut buffer.as_mut_slice::<f32>()[part],
+                _ => &mut bucket.shard,
+            };
+            Reduction::All.run(reduced, dtype, &*replicas)?;
+        }
+        Ok(())
+    }
+
+    /// Starts the reduction of every bucket whose turn it is; `is_end` where no more gradients come.
+    pub(super) fn send_full_buckets(&mut self, is_end: bool) -> Result<()> {
+        let Some(mesh) = self.mesh.clone() else {
+            return Ok(());
+        };
+        while self.left < self.buckets.len() {
+            let is_reduced = self.is_reduced_now(self.left);
+            let is_next_missing = self.buckets.get(self.left + 1).is_some_and(|next| next.missing > 0);
+            if is_reduced && self.is_from_device && !is_end && is_next_missing {
+                return Ok(());
+            }
+            if is_reduced && self.is_from_device && self.left >= AWAY_FROM_A_DEVICE {
+                self.bring_back(self.left - AWAY_FROM_A_DEVICE)?;
+            }
+            let bucket = &mut self.buckets[self.left];
+            if bucket.missing > 0 && is_reduced {
+                return Ok(());
+            }
+            if is_reduced {
+                let layout = &bucket.layout;
+                let (elements, part_elements) = (layout.elements(), layout.part_elements);
+                let (reduction, group) = if bucket.is_stepped_by_parts() {
+                    (Reduction::Scatter(part_elements), &mesh.shard)
+                } else {
+                    (Reduction::All, &mesh.world)
+                };
+                let dtype = self.reduce_dtype.unwrap_or(DType::F32);
+                let (compression, number) = (bucket.compression.clone(), self.left);
+                let Memory::Here(buffer) = std::mem::replace(&mut bucket.memory, Memory::Lost) else {
+                    return Err(INCOMPLETE);
+                };
+                let mut arrivals = std::mem::take(&mut bucket.arrivals).into_iter();
+                let landed = Ok(());
+                let pending = group.run_behind(Away { buffer, landed }, move |away, group| {
+                    let gradients = away.buffer.as_mut_slice();
+                    if let Err(error) = arrivals.try_for_each(|arrival| arrival.land(gradients)) {
+                        // Peers wait for this rank's gradients.
+                        group.abort(&error.to_string());
+                        away.landed = Err(error.into());
+                        return Ok(());
+                    }
+                    let _span = tracing::debug_span!("reduce bucket", what = number, elements).entered();
+                    let gradients = &mut gradients[..elements];
+                    match compression {
+                        Some(state) => {
+                            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+                            state.run(gradients, dtype, group)
+                        }
+                        None => reduction.run(gradients, dtype, group),
+                    }
+                });
+                bucket.memory = Memory::Away(pending);
+            }
+            self.left += 1;
+        }
+        Ok(())
+    }
+
+    /// Waits for a bucket that is away; a sharded gradient is added to its shard.
+    pub(super) fn bring_back(&mut self, number: usize) -> Result<()> {
+        let rank = self.rank();
+        let bucket = &mut self.buckets[number];
+        if !matches!(bucket.memory, Memory::Away(_)) {
+            return Ok(());
+        }
+        let Memory::Away(pending) = std::mem::replace(&mut bucket.memory, Memory::Lost) else {
+            return Ok(());
+        };
+        let span = tracing::debug_span!("wait for bucket", what = number).entered();
+        let Away { buffer, landed } = pending.wait()?;
+        drop(span);
+        landed?;
+        if !bucket.is_sharded() {
+            bucket.memory = Memory::Here(buffer);
+            return Ok(());
+        }
+        let own = bucket.layout.part(rank);
+        bucket.add_to_shard(&buffer.as_slice::<f32>()[own]);
+        bucket.memory = Memory::Absent;
+        let (count, bytes, is_shared) = self.pool;
+        if self.passing.len() < count && (buffer.len(), buffer.is_shared()) == (bytes, is_shared) {
+            self.passing.push(buffer);
+        }
+        Ok(())
+    }
+}
