@@ -134,7 +134,15 @@ mod tests {
         ] {
             assert_eq!(file_size(text), Ok(bytes), "{text}");
         }
-        for text in ["", "GB", "-1GB", "5 PB", "1.5GB", "99999999999999999999", "99999999999GB"] {
+        for text in [
+            "",
+            "GB",
+            "-1GB",
+            "5 PB",
+            "1.5GB",
+            "99999999999999999999",
+            "99999999999GB",
+        ] {
             assert!(file_size(text).unwrap_err().contains("such as 5GB"), "{text}");
         }
     }

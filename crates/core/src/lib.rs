@@ -83,8 +83,8 @@ pub use sconce_fsdp::{
 };
 pub use sconce_zero::{
     Adagrad, Adam, AdamW, Anomaly, Autocast, BackoffScaling, CandleOptimizer, DataParallel, DiskOptions, Engine,
-    EngineOptions, ForeignWeights, Gathered, Gathering, HysteresisScaling, Lion, LocalTensor, LossScaling, MemoryReport, Offloaded,
-    OptimizerRule, ParameterGroups, ParameterInfo, ParameterSet, Placement, PowerSgd, RandomState, Residence, Sgd,
-    ShardingStrategy, Tensors, Tier, Unit, UnitCandidate, UnitPolicy, WeightFiles, Weights, ZeroStage, unit,
-    unit_of_class,
+    EngineOptions, ForeignWeights, Gathered, Gathering, HysteresisScaling, Lion, LocalTensor, LossScaling,
+    MemoryReport, Offloaded, OptimizerRule, ParameterGroups, ParameterInfo, ParameterSet, Placement, PowerSgd,
+    RandomState, Residence, Sgd, ShardingStrategy, Tensors, Tier, Unit, UnitCandidate, UnitPolicy, WeightFiles,
+    Weights, ZeroStage, unit, unit_of_class,
 };

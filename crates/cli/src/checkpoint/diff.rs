@@ -44,7 +44,8 @@ fn row(difference: &Difference) -> [String; 4] {
                 elements,
                 max_abs_difference,
             } => {
-                let furthest = max_abs_difference.map_or_else(|| "no number".to_owned(), |furthest| furthest.to_string());
+                let furthest =
+                    max_abs_difference.map_or_else(|| "no number".to_owned(), |furthest| furthest.to_string());
                 format!("{changed} of {elements} values, by {furthest} at most")
             }
         },

@@ -15,7 +15,11 @@ use crate::command_error::CommandError;
 /// Runs `sconce checkpoint inspect`.
 pub(super) fn run(folder: &Path, json: bool) -> Result<ExitCode, CommandError> {
     let checkpoint = open(folder)?;
-    print(&if json { as_json(&checkpoint) } else { as_text(&checkpoint) })?;
+    print(&if json {
+        as_json(&checkpoint)
+    } else {
+        as_text(&checkpoint)
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -36,7 +40,15 @@ fn as_text(checkpoint: &Checkpoint) -> String {
     // Writing to a string cannot fail.
     let _ = writeln!(text, "saved by: {} ranks", checkpoint.world_size());
     let objects = Vec::from_iter(checkpoint.objects().keys().map(|name| shown(name)));
-    let _ = writeln!(text, "objects: {}", if objects.is_empty() { "none".into() } else { objects.join(", ") });
+    let _ = writeln!(
+        text,
+        "objects: {}",
+        if objects.is_empty() {
+            "none".into()
+        } else {
+            objects.join(", ")
+        }
+    );
     for (number, model) in checkpoint.models().iter().enumerate() {
         text += &model_text(number, model);
     }
@@ -47,9 +59,12 @@ fn model_text(number: usize, model: &SavedModel) -> String {
     let elements: u64 = model.parameters.iter().map(elements).fold(0, u64::saturating_add);
     let arrays = || model.parameters.iter().flat_map(|parameter| &parameter.arrays);
     let bytes = arrays().map(|array| array.bytes).fold(0, u64::saturating_add);
-    let rule = model.rule.as_deref().map_or_else(|| "no optimizer state".to_owned(), shown);
+    let rule = model
+        .rule
+        .as_deref()
+        .map_or_else(|| "no optimizer state".to_owned(), shown);
     let mut text = format!(
-        "\nmodel {number}: {} parameters, {elements} elements, {bytes} bytes with optimizer state; {rule}, {} steps",
+        "\nmodel {number}: {} parameters, {elements} elements, {bytes} bytes with optimizer state; {rule}, at step {}",
         model.parameters.len(),
         model.steps,
     );
@@ -74,8 +89,14 @@ fn row(parameter: &SavedTensor) -> [String; 6] {
     [
         parameter.name.clone(),
         format!("{:?}", parameter.shape),
-        parameter.value().map_or_else(|| "-".to_owned(), |value| value.dtype.clone()),
-        arrays.iter().map(|array| array.bytes).fold(0, u64::saturating_add).to_string(),
+        parameter
+            .value()
+            .map_or_else(|| "-".to_owned(), |value| value.dtype.clone()),
+        arrays
+            .iter()
+            .map(|array| array.bytes)
+            .fold(0, u64::saturating_add)
+            .to_string(),
         names.join(","),
         match &files[..] {
             [] => "-".to_owned(),

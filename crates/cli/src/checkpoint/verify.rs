@@ -13,14 +13,22 @@ pub(super) fn run(folder: &Path, all: bool) -> Result<ExitCode, CommandError> {
     let folder = shown(&checkpoint.folder().display().to_string());
     match &verified.damages[..] {
         [] => {
-            print(&format!("{folder}: whole, {} bytes of arrays are as they were written\n", verified.bytes))?;
+            print(&format!(
+                "{folder}: whole, {} bytes of arrays are as they were written\n",
+                verified.bytes
+            ))?;
             Ok(ExitCode::SUCCESS)
         }
         [first] if !all => Err(failure(first).hint("--all lists all damage")),
         damages => {
-            let lines = damages.iter().map(|damage| shown(&damage.to_string()).replace('\n', "\\n") + "\n");
+            let lines = damages
+                .iter()
+                .map(|damage| shown(&damage.to_string()).replace('\n', "\\n") + "\n");
             print(&lines.collect::<String>())?;
-            Err(CommandError::failure(format!("{folder}: damaged in {} places", damages.len())))
+            Err(CommandError::failure(format!(
+                "{folder}: damaged in {} places",
+                damages.len()
+            )))
         }
     }
 }

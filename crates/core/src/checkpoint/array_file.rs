@@ -145,12 +145,7 @@ impl ArrayFiles {
         Ok(())
     }
 
-    fn read_box(
-        &mut self,
-        entry: &BoxEntry,
-        within: Range<usize>,
-        values: &mut [f32],
-    ) -> Result<(), CheckpointError> {
+    fn read_box(&mut self, entry: &BoxEntry, within: Range<usize>, values: &mut [f32]) -> Result<(), CheckpointError> {
         self.for_each_block(entry, within, |dtype, size, wanted, start, block| {
             let end = start + block.len();
             let part = wanted.start.max(start)..wanted.end.min(end);

@@ -22,7 +22,7 @@ pub struct Checkpoint {
 /// A model in a checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SavedModel {
-    /// The update rule of its optimizer, such as `AdamW`.
+    /// The update rule of its optimizer, such as `adamw`.
     pub rule: Option<String>,
     /// How often its parameters have been updated: the most, where some are updated less often.
     pub steps: u64,

@@ -51,14 +51,22 @@ impl Checkpoint {
     /// # Errors
     /// [`ExportError`] when there is no such model, `folder` is not empty, values are damaged or do not fit the dtype, or a
     /// file cannot be written.
-    pub fn export_weights(&mut self, folder: impl AsRef<Path>, options: &ExportOptions) -> Result<Exported, ExportError> {
+    pub fn export_weights(
+        &mut self,
+        folder: impl AsRef<Path>,
+        options: &ExportOptions,
+    ) -> Result<Exported, ExportError> {
         let models = self.models();
         let lacks = |reason: String| CheckpointError::Lacks {
             path: self.folder.clone(),
             reason,
         };
         let Some(model) = models.get(options.model) else {
-            let reason = format!("it has {} models; model {} is not there, counted from 0", models.len(), options.model);
+            let reason = format!(
+                "it has {} models; model {} is not there, counted from 0",
+                models.len(),
+                options.model
+            );
             return Err(lacks(reason).into());
         };
         let mut tensors = Vec::new();
@@ -124,7 +132,10 @@ fn export_box(
             DType::F16 => {
                 let mut rounded = vec![f16::ZERO; values.len()];
                 rounded.convert_from_f32_slice(&values);
-                let overflow = values.iter().zip(&rounded).find(|(v, r)| v.is_finite() && r.is_infinite());
+                let overflow = values
+                    .iter()
+                    .zip(&rounded)
+                    .find(|(v, r)| v.is_finite() && r.is_infinite());
                 if let Some((value, _)) = overflow {
                     return Err(ExportError::Unusable {
                         path: one.file.clone().into(),

@@ -79,7 +79,8 @@ impl NewFolder {
         // Replaces an empty folder, on every Unix; refuses one that has been filled meanwhile.
         fs::rename(&self.path, &self.target).map_err(|error| {
             let target = self.target.display();
-            let reason = format!("the model is complete here, but cannot be renamed to {target}: {error}; rename it by hand");
+            let reason =
+                format!("the model is complete here, but cannot be renamed to {target}: {error}; rename it by hand");
             ExportError::unusable(&self.path, reason)
         })
     }

@@ -37,6 +37,6 @@ pub fn export_tensors(
         let tensor = tensor
             .to_device(&Device::Cpu)
             .map_err(|error| ExportError::unusable(folder, format!("the tensor `{name}`: {error}")))?;
-        take(&(&tensor).data())
+        take(&tensor.data())
     })
 }

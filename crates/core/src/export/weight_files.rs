@@ -126,7 +126,8 @@ fn write_file(
         .into_bytes();
     header.resize(header.len().next_multiple_of(8), b' ');
     if header.len() > MOST_HEADER {
-        let reason = "the names and shapes of so many tensors are more than a safetensors header holds: use smaller shards";
+        let reason =
+            "the names and shapes of so many tensors are more than a safetensors header holds: use smaller shards";
         return Err(unusable(&reason));
     }
     let file = File::create_new(path).map_err(|error| unusable(&error))?;

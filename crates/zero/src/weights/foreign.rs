@@ -124,9 +124,9 @@ impl fmt::Display for ForeignWeights {
                 (folder, "a distributed checkpoint of PyTorch", command)
             }
             Self::DeepSpeed { folder, tag } => {
-                let tag = tag.as_ref().map_or_else(String::new, |tag| {
-                    format!(" --tag {}", quoted(Path::new(tag)))
-                });
+                let tag = tag
+                    .as_ref()
+                    .map_or_else(String::new, |tag| format!(" --tag {}", quoted(Path::new(tag))));
                 let command = format!(
                     "python -m deepspeed.utils.zero_to_fp32 --safe_serialization{tag} {} OUTPUT_FOLDER",
                     quoted(folder)
