@@ -1,7 +1,7 @@
 """Loads what Sconce exported with transformers itself, and compares the logits with those that Sconce computed.
 
-    SCONCE_EXPORTS=/tmp/exported cargo test --workspace --test exported_model
-    python xtask/peers/check_exports.py /tmp/exported
+    SCONCE_EXPORTS=$PWD/target/exported cargo test --workspace --test exported_model
+    python xtask/peers/check_exports.py target/exported
 
 The folder has the model and `logits.safetensors.io`: `tokens` and the `logits` of Sconce's own Llama for them, in f32.
 """

@@ -31,6 +31,23 @@ fn a_distributed_checkpoint_of_pytorch_is_refused_with_its_conversion() {
 }
 
 #[test]
+fn in_a_folder_of_accelerate_it_is_the_model_that_is_meant() {
+    let place = with_files(&[
+        "fsdp/optimizer_0/.metadata",
+        "fsdp/pytorch_model_fsdp_0/.metadata",
+        "fsdp/random_states_0.pkl",
+        "plain/optimizer.bin",
+        "plain/pytorch_model.bin",
+        "plain/random_states_0.pkl",
+    ]);
+    place.assert_all_refuse(
+        "fsdp",
+        &["error: fsdp/pytorch_model_fsdp_0: this is a distributed checkpoint of PyTorch"],
+    );
+    place.assert_all_refuse("plain", &["error: plain/pytorch_model.bin: this is a Python pickle"]);
+}
+
+#[test]
 fn a_checkpoint_of_deepspeed_is_refused_with_its_conversion() {
     let place = with_files(&[
         "ds/global_step7/zero_pp_rank_0_mp_rank_00_model_states.pt",

@@ -53,6 +53,8 @@ fn a_folder_of_checkpoints_means_the_newest_whole_one_and_says_what_was_passed_o
         run.save(&place.path(&format!("all/checkpoint_{number}")));
     }
     fs::remove_file(place.path("all/checkpoint_20/rank-00001.safetensors")).unwrap();
+    // A file of the user's own beside them is nobody's business.
+    fs::write(place.path("all/notes.pt"), "mine").unwrap();
     for words in [
         &["checkpoint", "inspect", "all"][..],
         &["checkpoint", "verify", "all"],

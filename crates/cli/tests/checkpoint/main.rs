@@ -12,9 +12,7 @@ use std::process::{Command, Output};
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Linear, linear};
-use sconce_core::{
-    Accelerator, AcceleratorBuilder, AdamW, Error, ParameterSet, Unit, Weights, ZeroStage, launch_threads, unit,
-};
+use sconce_core::{AcceleratorBuilder, AdamW, Error, ParameterSet, Unit, Weights, ZeroStage, launch_threads, unit};
 use tempfile::TempDir;
 
 /// What a run saves.

@@ -90,13 +90,14 @@ pub(super) fn locate(folder: &Path) -> Result<(PathBuf, Index, Vec<String>), Che
     if folder.join("index.json").exists() {
         return Ok((folder.to_owned(), Index::read(folder)?, Vec::new()));
     }
-    if let Some(foreign) = ForeignWeights::find(folder) {
-        return Err(CheckpointError::Foreign { foreign });
+    if folder.is_dir() && !numbers(folder)?.is_empty() {
+        return newest(folder);
     }
-    if !folder.is_dir() {
-        return Ok((folder.to_owned(), Index::read(folder)?, Vec::new()));
+    match ForeignWeights::find(folder) {
+        Some(foreign) => Err(CheckpointError::Foreign { foreign }),
+        None if folder.is_dir() => newest(folder),
+        None => Ok((folder.to_owned(), Index::read(folder)?, Vec::new())),
     }
-    newest(folder)
 }
 
 /// Returns the newest complete checkpoint of a folder, and why newer ones are none.

@@ -30,12 +30,7 @@ impl ForeignWeights {
     /// Recognises a file, or a folder by the names of the files in it; `None` where there are safetensors files.
     pub fn find(path: &Path) -> Option<Self> {
         if path.is_dir() {
-            return Self::find_in(path).or_else(|| {
-                let tag = std::fs::read_to_string(path.join("latest")).ok()?;
-                let tag = tag.trim();
-                let is_plain = !tag.is_empty() && !tag.contains('/');
-                is_plain.then(|| Self::find_in(&path.join(tag))).flatten()
-            });
+            return Self::find_below(path).or_else(|| Self::find_in(path));
         }
         let name = path.file_name()?.to_str()?;
         let folder = path.parent().map_or_else(PathBuf::new, Path::to_owned);
@@ -47,12 +42,20 @@ impl ForeignWeights {
         }
     }
 
+    /// Looks where a folder's `latest` points, and for what Accelerate puts into folders of a checkpoint's.
+    fn find_below(folder: &Path) -> Option<Self> {
+        let tag = std::fs::read_to_string(folder.join("latest")).unwrap_or_default();
+        let tag = tag.trim();
+        if !tag.is_empty() && tag != ".." && !tag.contains('/') {
+            return Self::find_in(&folder.join(tag));
+        }
+        let mut models = names_in(folder);
+        models.retain(|name| name.starts_with("pytorch_model_fsdp_"));
+        models.iter().find_map(|model| Self::find_in(&folder.join(model)))
+    }
+
     fn find_in(folder: &Path) -> Option<Self> {
-        let entries = std::fs::read_dir(folder).ok()?;
-        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let mut names = Vec::from_iter(names);
-        // Folders have no order of their own.
-        names.sort_unstable();
+        let mut names = names_in(folder);
         if names.iter().any(|name| name.ends_with(".safetensors")) {
             return None;
         }
@@ -62,7 +65,9 @@ impl ForeignWeights {
         if names.iter().any(|name| is_of_deepspeed(name)) {
             return Some(Self::of_tag(folder));
         }
-        let pickle = names.iter().find(|name| is_pickle(name))?;
+        names.retain(|name| is_pickle(name));
+        // Rather the model than its optimizer.
+        let pickle = names.iter().find(|name| name.contains("model")).or(names.first())?;
         Some(Self::Pickle(folder.join(pickle)))
     }
 
@@ -80,6 +85,15 @@ impl ForeignWeights {
             },
         }
     }
+}
+
+/// Returns the names in a folder, in order: folders have none of their own.
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten();
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut names = Vec::from_iter(names);
+    names.sort_unstable();
+    names
 }
 
 fn is_of_torch_distributed(name: &str) -> bool {
