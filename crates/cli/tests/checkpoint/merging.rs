@@ -60,6 +60,43 @@ fn any_number_of_ranks_gives_the_same_bytes_and_the_values_of_the_state_dict() {
     assert_eq!(bytes(1), expected);
 }
 
+/// 4.8 MB: several blocks, and several pieces of every command, that no boundary of ranks is a multiple of.
+#[test]
+fn tensors_of_many_blocks_are_read_whole() {
+    let place = Place::new();
+    let large = Run {
+        ranks: 1,
+        hidden: 400_001,
+        ..Run::default()
+    };
+    let state = large.save(&place.path("by_1"));
+    let copy = Run {
+        ranks: 3,
+        steps: 0,
+        from: Some(&place.path("by_1")),
+        ..large
+    };
+    copy.save(&place.path("by_3"));
+    for folder in ["by_1", "by_3"] {
+        place.printed(&["checkpoint", "verify", folder]);
+        place.printed(&["merge-weights", folder, "out"]);
+        let loaded = load(&place.path("out/model.safetensors"));
+        for (name, values) in &state {
+            assert!(bits(&loaded[name]) == *values, "{name}");
+        }
+        fs::remove_dir_all(place.path("out")).unwrap();
+    }
+    place.printed(&["checkpoint", "diff", "by_1", "by_3"]);
+    let path = place.path("by_3/rank-00002.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let parts = ["rank-00002.safetensors: tensor \"0/", "are not what was written"];
+    place.assert_refused(&["checkpoint", "verify", "by_3"], &parts);
+    place.assert_refused(&["checkpoint", "diff", "by_1", "by_3"], &parts);
+}
+
 #[test]
 fn shards_and_their_index_are_those_of_transformers() {
     let place = Place::new();
