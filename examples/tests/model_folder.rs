@@ -203,6 +203,29 @@ fn a_written_weight_file_says_that_its_format_is_pt() -> Result<()> {
 }
 
 #[test]
+fn tied_tensors_are_written_once_under_the_first_name() -> Result<()> {
+    let parent = tempfile::tempdir()?;
+    let target = parent.path().join("trained");
+    let tied = Tensor::ones(3, DType::F32, &Device::Cpu)?;
+    let tensors = ["embedding", "head"].map(|name| (name.to_owned(), tied.clone()));
+    write_model_folder(&target, &ModelFolder::open(&fixture())?, tensors)?;
+    let read = candle_core::safetensors::load(target.join("model.safetensors"), &Device::Cpu)?;
+    assert_eq!(read.keys().collect::<Vec<_>>(), ["embedding"]);
+    Ok(())
+}
+
+#[test]
+fn folders_of_pickles_are_refused_with_their_conversion() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    fs::write(folder.path().join("config.json"), "{}")?;
+    fs::write(folder.path().join("pytorch_model.bin"), "not read")?;
+    let error = error_of(&folder);
+    assert!(error.contains("pytorch_model.bin: this is a Python pickle"), "{error}");
+    assert!(error.contains("weights_only=True"), "{error}");
+    Ok(())
+}
+
+#[test]
 fn the_written_config_has_the_dtype_of_the_weights_under_the_key_it_had() -> Result<()> {
     for (config, key, other) in [
         (r#"{"dtype": "float32", "hidden_size": 64}"#, "dtype", "torch_dtype"),

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::{env, launch};
+use crate::{checkpoint, env, launch, merge_weights};
 
 /// Distributed training for candle.
 #[derive(Debug, Parser)]
@@ -24,6 +24,8 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Launch(Box<launch::Arguments>),
+    Checkpoint(checkpoint::Arguments),
+    MergeWeights(merge_weights::Arguments),
     Env(env::Arguments),
 }
 
@@ -33,6 +35,8 @@ enum Command {
 pub fn run() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Launch(arguments) => launch::run(&arguments),
+        Command::Checkpoint(arguments) => checkpoint::run(&arguments),
+        Command::MergeWeights(arguments) => merge_weights::run(&arguments),
         Command::Env(arguments) => env::run(&arguments),
     };
     result.unwrap_or_else(|error| {

@@ -6,9 +6,11 @@
 //! It is a library only so that its command line can be read by other programs; `sconce` itself is [`run`].
 #![deny(unsafe_code)]
 
+mod checkpoint;
 mod cli;
 mod command_error;
 mod env;
 mod launch;
+mod merge_weights;
 
 pub use cli::run;

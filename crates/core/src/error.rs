@@ -125,6 +125,9 @@ pub enum Error {
     /// A checkpoint cannot be written or read.
     #[error(transparent)]
     Checkpoint(#[from] crate::checkpoint::CheckpointError),
+    /// Weights cannot be written for other programs.
+    #[error(transparent)]
+    Export(#[from] crate::export::ExportError),
     /// An object's state cannot be saved or restored.
     #[error("the state of {name:?}: {source}")]
     Stateful {

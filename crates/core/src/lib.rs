@@ -38,6 +38,7 @@ mod device;
 pub mod environment;
 mod error;
 mod executable_batch_size;
+pub mod export;
 pub mod fp8;
 mod gradient_compression;
 mod join;
@@ -59,7 +60,7 @@ mod together;
 
 pub use accelerator::Accelerator;
 pub use builder::{AcceleratorBuilder, accelerator};
-pub use checkpoint::{CheckpointError, Checkpoints, LoadOptions, Loaded, Stateful};
+pub use checkpoint::{Checkpoint, CheckpointError, Checkpoints, LoadOptions, Loaded, Stateful};
 pub use chrome_trace::{ChromeTrace, Profile};
 pub use data::{DataLoader, Dataset, IterableDataset, PreparedLoader, TensorDataset};
 pub use device::DeviceRequest;
@@ -82,8 +83,8 @@ pub use sconce_fsdp::{
 };
 pub use sconce_zero::{
     Adagrad, Adam, AdamW, Anomaly, Autocast, BackoffScaling, CandleOptimizer, DataParallel, DiskOptions, Engine,
-    EngineOptions, Gathered, Gathering, HysteresisScaling, Lion, LocalTensor, LossScaling, MemoryReport, Offloaded,
-    OptimizerRule, ParameterGroups, ParameterInfo, ParameterSet, Placement, PowerSgd, RandomState, Residence, Sgd,
-    ShardingStrategy, Tensors, Tier, Unit, UnitCandidate, UnitPolicy, WeightFiles, Weights, ZeroStage, unit,
-    unit_of_class,
+    EngineOptions, ForeignWeights, Gathered, Gathering, HysteresisScaling, Lion, LocalTensor, LossScaling,
+    MemoryReport, Offloaded, OptimizerRule, ParameterGroups, ParameterInfo, ParameterSet, Placement, PowerSgd,
+    RandomState, Residence, Sgd, ShardingStrategy, Tensors, Tier, Unit, UnitCandidate, UnitPolicy, WeightFiles,
+    Weights, ZeroStage, unit, unit_of_class,
 };

@@ -91,4 +91,4 @@ pub use saved_state::{EngineState, PieceValues, PlannedPiece, StatePiece, StateS
 pub use strategy::{DataParallel, Offloaded, Placement, Residence, ShardingStrategy, Tier, ZeroStage};
 pub use unit::{Tensors, Unit, unit, unit_of_class};
 pub use unit_policy::{UnitCandidate, UnitPolicy};
-pub use weights::{MappedFile, WeightFiles, Weights};
+pub use weights::{ForeignWeights, MappedFile, WeightFiles, Weights};

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
+use sconce_core::ForeignWeights;
 
 use super::safetensors_header::read_safetensors_header;
 use super::shard_index::ShardIndex;
@@ -68,6 +69,9 @@ fn find_weights(directory: &Path) -> Result<Vec<PathBuf>> {
     let index = directory.join(INDEX_FILE);
     if index.is_file() {
         return ShardIndex::read(&index)?.check_shards(directory);
+    }
+    if let Some(foreign) = ForeignWeights::find(directory) {
+        bail!("{foreign}");
     }
     bail!(
         "{}: has no weights, expected {WEIGHTS_FILE} or {INDEX_FILE} beside {CONFIG_FILE}",

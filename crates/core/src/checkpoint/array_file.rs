@@ -128,12 +128,48 @@ impl ArrayFiles {
         }
     }
 
-    /// Reads elements `within` of a box as f32, and checks the blocks in which they lie.
+    /// Reads elements of an array, whose boxes these are, as f32, and checks the blocks in which they lie.
     pub(super) fn read(
+        &mut self,
+        boxes: &[BoxEntry],
+        elements: Range<usize>,
+        values: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        for one in boxes {
+            let (start, end) = (elements.start.max(one.start), elements.end.min(one.end));
+            if start < end {
+                let target = &mut values[start - elements.start..end - elements.start];
+                self.read_box(one, start - one.start..end - one.start, target)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_box(&mut self, entry: &BoxEntry, within: Range<usize>, values: &mut [f32]) -> Result<(), CheckpointError> {
+        self.for_each_block(entry, within, |dtype, size, wanted, start, block| {
+            let end = start + block.len();
+            let part = wanted.start.max(start)..wanted.end.min(end);
+            let target = (part.start - wanted.start) / size..(part.end - wanted.start) / size;
+            convert(dtype, &block[part.start - start..part.end - start], &mut values[target]);
+        })
+    }
+
+    /// Checks all blocks of a box; returns its bytes.
+    pub(super) fn check(&mut self, entry: &BoxEntry) -> Result<u64, CheckpointError> {
+        let mut bytes = 0;
+        self.for_each_block(entry, 0..entry.end - entry.start, |_, _, _, _, block| {
+            bytes += block.len() as u64;
+        })?;
+        Ok(bytes)
+    }
+
+    /// Hands over the blocks of a box in which elements `within` lie, checked: with the dtype, bytes per element, the bytes
+    /// wanted, and where the block begins among those of the box.
+    fn for_each_block(
         &mut self,
         entry: &BoxEntry,
         within: Range<usize>,
-        values: &mut [f32],
+        mut take: impl FnMut(Dtype, usize, &Range<usize>, usize, &[u8]),
     ) -> Result<(), CheckpointError> {
         let path = self.folder.join(&entry.file);
         let damaged = |reason: String| CheckpointError::Damaged {
@@ -156,7 +192,7 @@ impl ArrayFiles {
             Dtype::F16 => ("F16", 2),
             other => return Err(damaged(format!("it is {other:?}; expected F32, BF16 or F16"))),
         };
-        if dtype != entry.dtype || bytes != elements * size {
+        if dtype != entry.dtype || elements.checked_mul(size) != Some(bytes) {
             return Err(damaged(format!(
                 "it has {bytes} bytes of {dtype}, expected {elements} elements of {}",
                 entry.dtype
@@ -179,10 +215,7 @@ impl ArrayFiles {
                     whole.start, whole.end
                 )));
             }
-            let part = wanted.start.max(whole.start)..wanted.end.min(whole.end);
-            let target = (part.start - wanted.start) / size..(part.end - wanted.start) / size;
-            let source = &self.block[part.start - whole.start..part.end - whole.start];
-            convert(info.dtype, source, &mut values[target]);
+            take(info.dtype, size, &wanted, whole.start, &self.block);
         }
         Ok(())
     }

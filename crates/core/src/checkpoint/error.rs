@@ -32,6 +32,20 @@ pub enum CheckpointError {
         /// What was found, and why it is none.
         skipped: Vec<String>,
     },
+    /// It is a checkpoint of another system.
+    #[error("{foreign}")]
+    Foreign {
+        /// What it is, and how it becomes safetensors.
+        foreign: sconce_zero::ForeignWeights,
+    },
+    /// Something is asked for that the checkpoint does not have.
+    #[error("checkpoint, {}: {reason}", path.display())]
+    Lacks {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What is not there, and what is.
+        reason: String,
+    },
     /// The checkpoint is of another model.
     #[error("checkpoint, {}: it is of another model: {}", path.display(), differences.join("; "))]
     AnotherModel {

@@ -9,6 +9,7 @@
 
 use super::error::CheckpointError;
 use super::index::Index;
+use sconce_zero::ForeignWeights;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
@@ -84,8 +85,23 @@ pub(super) fn numbered(folder: &Path, number: u64) -> PathBuf {
     folder.join(format!("{PREFIX}{number}"))
 }
 
+/// Returns the checkpoint that `folder` is, or the newest complete one in it, and why newer ones are none.
+pub(super) fn locate(folder: &Path) -> Result<(PathBuf, Index, Vec<String>), CheckpointError> {
+    if folder.join("index.json").exists() {
+        return Ok((folder.to_owned(), Index::read(folder)?, Vec::new()));
+    }
+    if folder.is_dir() && !numbers(folder)?.is_empty() {
+        return newest(folder);
+    }
+    match ForeignWeights::find(folder) {
+        Some(foreign) => Err(CheckpointError::Foreign { foreign }),
+        None if folder.is_dir() => newest(folder),
+        None => Ok((folder.to_owned(), Index::read(folder)?, Vec::new())),
+    }
+}
+
 /// Returns the newest complete checkpoint of a folder, and why newer ones are none.
-pub(super) fn newest(folder: &Path) -> Result<(PathBuf, Index, Vec<String>), CheckpointError> {
+fn newest(folder: &Path) -> Result<(PathBuf, Index, Vec<String>), CheckpointError> {
     let mut skipped = Vec::new();
     for number in numbers(folder)?.into_iter().rev() {
         let path = numbered(folder, number);

@@ -115,6 +115,12 @@ impl Index {
         Ok(index)
     }
 
+    /// Returns all boxes, in order of model, parameter, array and element.
+    pub(super) fn boxes(&self) -> impl Iterator<Item = &BoxEntry> {
+        let parameters = self.models.iter().flat_map(|model| model.parameters.values());
+        parameters.flat_map(|parameter| parameter.arrays.values()).flatten()
+    }
+
     /// Checks what a file from others may have wrong: paths, ranges, lengths.
     fn check(&self, folder: &Path) -> Result<(), String> {
         for (file, length) in &self.files {
@@ -122,6 +128,8 @@ impl Index {
                 return Err(format!("file name {file:?} leaves the checkpoint's folder"));
             }
             match std::fs::metadata(folder.join(file)) {
+                // A pipe would keep who opens it waiting.
+                Ok(found) if !found.is_file() => return Err(format!("{file} is not a file")),
                 Ok(found) if found.len() == *length => {}
                 Ok(found) => {
                     return Err(format!(
@@ -137,7 +145,8 @@ impl Index {
                 .shape
                 .iter()
                 .try_fold(1usize, |product, size| product.checked_mul(*size));
-            let Some(elements) = elements else {
+            // So that no number of bytes overflows later.
+            let Some(elements) = elements.filter(|elements| elements.checked_mul(4).is_some()) else {
                 return Err(format!("{name}: shape {:?} is too large", parameter.shape));
             };
             for (what, boxes) in &parameter.arrays {

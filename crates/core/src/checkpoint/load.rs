@@ -55,13 +55,7 @@ impl StateSource for ModelSource<'_> {
             .get(name)
             .and_then(|parameter| parameter.arrays.get(what));
         let Some(boxes) = boxes else { return Ok(false) };
-        for one in boxes {
-            let (start, end) = (elements.start.max(one.start), elements.end.min(one.end));
-            if start < end {
-                let target = &mut values[start - elements.start..end - elements.start];
-                self.files.read(one, start - one.start..end - one.start, target)?;
-            }
-        }
+        self.files.read(boxes, elements, values)?;
         Ok(true)
     }
 }
@@ -70,10 +64,7 @@ impl StateSource for ModelSource<'_> {
 pub(super) fn find(accelerator: &dyn Accelerator, folder: &Path) -> Result<(PathBuf, Index, Vec<String>)> {
     let group = &**accelerator.communicator();
     let find = || -> Result<(PathBuf, Vec<String>), CheckpointError> {
-        if folder.join("index.json").exists() || !folder.is_dir() {
-            return Ok((folder.to_owned(), Vec::new()));
-        }
-        let (path, _, skipped) = folder::newest(folder)?;
+        let (path, _, skipped) = folder::locate(folder)?;
         Ok((path, skipped))
     };
     let found = together(group, if group.rank() == 0 { find().map(Some) } else { Ok(None) })?;

@@ -13,23 +13,31 @@
 //! folder its name, and only then are older ones pruned. A process that dies at any moment leaves complete checkpoints as
 //! they were, and a hidden folder that the next attempt removes. All ranks succeed or fail together.
 //!
+//! [`Checkpoint`] reads one without a run: for tools, and for programs that want its weights.
+//!
 //! Nothing that is read can execute anything, and nothing is believed unchecked: lengths, ranges, names and versions of a
 //! damaged or hostile checkpoint are errors that name the file and the tensor, before anything is changed, but for hashes,
 //! which are compared while values are read: a mismatch ends the run.
 
 mod array_file;
 mod background;
+mod differences;
 mod error;
 mod folder;
 mod index;
 mod load;
+mod opened;
 mod registry;
 mod save;
+mod weights_export;
 
 pub use background::Background;
+pub use differences::{Difference, DifferenceKind};
 pub use error::CheckpointError;
 pub use load::{LoadOptions, Loaded};
+pub use opened::{Checkpoint, SavedArray, SavedModel, SavedTensor, Verified};
 pub use registry::{Registry, Stateful};
+pub use weights_export::{ExportOptions, Exported};
 
 use crate::{Accelerator, Error, Result};
 use save::Boxes;

@@ -9,6 +9,7 @@
     reason = "mapping a file is the caller's promise that nobody changes it meanwhile"
 )]
 
+use super::ForeignWeights;
 use crate::{Error, Result};
 use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
@@ -113,9 +114,13 @@ impl MappedFile {
         // candle prefixes the path itself, and may append a backtrace.
         let first = text.lines().next().unwrap_or_default();
         let bare = first.replace(&format!("path: {:?}", path.to_string_lossy()), "");
+        let reason = match ForeignWeights::find(path) {
+            Some(foreign) => foreign.to_string(),
+            None => format!("not a readable safetensors file: {}", bare.trim()),
+        };
         Error::WeightFile {
             path: path.into(),
-            reason: format!("not a readable safetensors file: {}", bare.trim()),
+            reason,
         }
     }
 }

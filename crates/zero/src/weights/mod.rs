@@ -1,10 +1,12 @@
 //! Where initial values come from: a seed, or safetensors files.
 
 mod files;
+mod foreign;
 mod mapped_file;
 mod seeded;
 
 pub use files::WeightFiles;
+pub use foreign::ForeignWeights;
 pub use mapped_file::MappedFile;
 
 use crate::{Error, Result};

@@ -176,3 +176,16 @@ fn no_files_at_all_say_so_when_a_tensor_is_asked_for() {
     let text = vb.get(2, "w").unwrap_err().to_string();
     assert!(text.contains("\"w\""), "{text}");
 }
+
+#[test]
+fn pickles_are_told_what_they_are_and_how_they_become_safetensors() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["pytorch_model.bin", "model.pt"] {
+        let path = folder.path().join(name);
+        // As torch.save begins: a zip file.
+        std::fs::write(&path, b"PK\x03\x04 and so on").unwrap();
+        let error = WeightFiles::open(&[&path]).unwrap_err().to_string();
+        let said = format!("{}: this is a Python pickle, which can execute code", path.display());
+        assert!(error.contains(&said) && error.contains("weights_only=True"), "{error}");
+    }
+}

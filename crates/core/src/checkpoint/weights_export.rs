@@ -1,0 +1,151 @@
+//! A model in a checkpoint as a folder of HuggingFace's weights files.
+
+use super::index::BLOCK;
+use super::opened::{Checkpoint, SavedTensor};
+use super::{CheckpointError, array_file::ArrayFiles, index::BoxEntry};
+use crate::export::{ExportError, ExportedTensor, MAX_SHARD_SIZE, NewFolder, write_weight_files};
+use candle_core::DType;
+use half::slice::HalfFloatSliceExt as _;
+use half::{bf16, f16};
+use sconce_zero::StatePiece;
+use std::path::Path;
+
+/// Elements that are converted at a time: whole blocks of both widths.
+const PIECE: usize = BLOCK / 2;
+
+/// How weights are exported.
+#[derive(Debug, Clone)]
+pub struct ExportOptions {
+    /// The model's number, in the order in which accelerators were made.
+    pub model: usize,
+    /// The most bytes of tensors in a file; larger tensors are files of their own.
+    pub max_shard_size: u64,
+    /// The type that values get, rounded to nearest: f32, bf16 or f16; `None` keeps that of the checkpoint, f32 where parameters were
+    /// trained.
+    pub dtype: Option<DType>,
+}
+
+impl Default for ExportOptions {
+    fn default() -> Self {
+        Self {
+            model: 0,
+            max_shard_size: MAX_SHARD_SIZE,
+            dtype: None,
+        }
+    }
+}
+
+/// What was exported.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exported {
+    /// The files' names.
+    pub files: Vec<String>,
+    /// How many tensors they have.
+    pub tensors: usize,
+}
+
+impl Checkpoint {
+    /// Writes the values of a model's parameters to a new folder: `model.safetensors`, or shards with an index. The folder appears
+    /// whole or not at all, and has the same bytes whatever ranks and strategies saved. Holds a few mebibytes at a time.
+    ///
+    /// # Errors
+    /// [`ExportError`] when there is no such model, `folder` is not empty, values are damaged or do not fit the dtype, or a
+    /// file cannot be written.
+    pub fn export_weights(
+        &mut self,
+        folder: impl AsRef<Path>,
+        options: &ExportOptions,
+    ) -> Result<Exported, ExportError> {
+        let models = self.models();
+        let lacks = |reason: String| CheckpointError::Lacks {
+            path: self.folder.clone(),
+            reason,
+        };
+        let Some(model) = models.get(options.model) else {
+            let reason = format!(
+                "it has {} models; model {} is not there, counted from 0",
+                models.len(),
+                options.model
+            );
+            return Err(lacks(reason).into());
+        };
+        let mut tensors = Vec::new();
+        for parameter in &model.parameters {
+            let dtype = match (options.dtype, saved_dtype(parameter)) {
+                (Some(dtype @ (DType::F32 | DType::BF16 | DType::F16)), Some(_)) => dtype,
+                (None, Some(dtype)) => dtype,
+                (Some(dtype), Some(_)) => {
+                    let reason = format!("weights are f32, bf16 or f16; {dtype:?} is asked for");
+                    return Err(lacks(reason).into());
+                }
+                (_, None) => return Err(lacks(format!("{:?} has no values", parameter.name)).into()),
+            };
+            tensors.push(ExportedTensor {
+                name: parameter.name.clone(),
+                shape: parameter.shape.clone(),
+                dtype,
+            });
+        }
+        let new = NewFolder::create(folder.as_ref())?;
+        let (files, parameters) = (&mut self.files, &self.index.models[options.model].parameters);
+        let files = write_weight_files(new.path(), &tensors, options.max_shard_size, |number, take| {
+            let tensor = &tensors[number];
+            for one in &parameters[&tensor.name].arrays[StatePiece::VALUE] {
+                export_box(files, one, tensor, take)?;
+            }
+            Ok(())
+        })?;
+        new.finish()?;
+        Ok(Exported {
+            files,
+            tensors: tensors.len(),
+        })
+    }
+}
+
+/// The dtype of a parameter's values; f32 holds all where pieces differ.
+fn saved_dtype(parameter: &SavedTensor) -> Option<DType> {
+    Some(match parameter.value()?.dtype.as_str() {
+        "BF16" => DType::BF16,
+        "F16" => DType::F16,
+        _ => DType::F32,
+    })
+}
+
+fn export_box(
+    files: &mut ArrayFiles,
+    one: &BoxEntry,
+    tensor: &ExportedTensor,
+    take: &mut dyn FnMut(&[u8]) -> Result<(), ExportError>,
+) -> Result<(), ExportError> {
+    let mut values = Vec::new();
+    for start in (one.start..one.end).step_by(PIECE) {
+        let piece = start..(start + PIECE).min(one.end);
+        values.resize(piece.len(), 0.0);
+        files.read(std::slice::from_ref(one), piece, &mut values)?;
+        match tensor.dtype {
+            DType::BF16 => {
+                let mut rounded = vec![bf16::ZERO; values.len()];
+                rounded.convert_from_f32_slice(&values);
+                take(bytemuck::cast_slice(&rounded))?;
+            }
+            DType::F16 => {
+                let mut rounded = vec![f16::ZERO; values.len()];
+                rounded.convert_from_f32_slice(&values);
+                let overflow = values
+                    .iter()
+                    .zip(&rounded)
+                    .find(|(v, r)| v.is_finite() && r.is_infinite());
+                if let Some((value, _)) = overflow {
+                    return Err(ExportError::Unusable {
+                        path: one.file.clone().into(),
+                        reason: format!("{:?}: {value} is too large for f16; take bf16 or f32", tensor.name),
+                    });
+                }
+                take(bytemuck::cast_slice(&rounded))?;
+            }
+            _ => take(bytemuck::cast_slice(&values))?,
+        }
+    }
+    Ok(())
+}
