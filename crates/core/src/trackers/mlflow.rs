@@ -1,4 +1,5 @@
-//! MLflow's store of files, which `mlflow ui --backend-store-uri ./mlruns` shows.
+//! MLflow's store of files, which `mlflow ui --backend-store-uri ./mlruns` shows; recent versions do so with
+//! `MLFLOW_ALLOW_FILE_STORE=true` in its environment, or after `mlflow migrate-filestore`.
 
 use super::append_file::{AppendFile, replace};
 use super::name_path::path_of_name;
