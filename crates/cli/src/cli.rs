@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::{env, launch};
+use crate::{env, launch, report};
 
 /// Distributed training for candle.
 #[derive(Debug, Parser)]
@@ -25,6 +25,7 @@ struct Cli {
 enum Command {
     Launch(Box<launch::Arguments>),
     Env(env::Arguments),
+    Report(report::Arguments),
 }
 
 /// Parses the arguments of this process, runs the command and reports its error, if any, on stderr.
@@ -34,6 +35,7 @@ pub fn run() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Launch(arguments) => launch::run(&arguments),
         Command::Env(arguments) => env::run(&arguments),
+        Command::Report(arguments) => report::run(&arguments),
     };
     result.unwrap_or_else(|error| {
         error.report();

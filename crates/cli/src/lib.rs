@@ -10,5 +10,6 @@ mod cli;
 mod command_error;
 mod env;
 mod launch;
+mod report;
 
 pub use cli::run;
