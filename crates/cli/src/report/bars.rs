@@ -1,7 +1,6 @@
 //! Where the time of every rank went, as bars of parts.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 
 use super::axis::Axis;
 use super::colours::colour;
@@ -32,8 +31,7 @@ pub(super) fn bars(times: &[RankTime]) -> String {
     let height = base + 46.0;
 
     let mut html = String::from("<p class=\"legend\">");
-    // Writing to a string cannot fail.
-    let mut put = |text: std::fmt::Arguments<'_>| drop(writeln!(html, "{text}"));
+    let mut put = |text: std::fmt::Arguments<'_>| html += &format!("{text}\n");
     for (number, (phase, seconds)) in phases.iter().enumerate() {
         put(format_args!(
             "<span><i style=\"background:{}\"></i>{} ({:.3} s a rank)</span>",

@@ -1,9 +1,10 @@
 //! Colours that can be told apart, also by those who see few, and on paper by their dashes.
 //!
-//! Source: Okabe and Ito, Color Universal Design (2008), without yellow, which is too faint on white.
+//! Source: Okabe and Ito, Color Universal Design (2008), without yellow, which is too faint on white, and with brown and
+//! violet.
 
-const COLOURS: [&str; 7] = [
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000",
+const COLOURS: [&str; 9] = [
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c564b", "#6a3d9a",
 ];
 const DASHES: [&str; 3] = ["none", "7 3", "2 3"];
 

@@ -154,13 +154,14 @@ fn times_of(rank: u64, events: &[Value]) -> Vec<RankTime> {
 
 /// The kind of a span: its name without the unit, bucket or operation that it was for.
 fn phase_of(name: &str) -> String {
-    const KINDS: [&str; 6] = [
+    const KINDS: [&str; 7] = [
         "forward",
         "backward",
         "gather",
         "wait for gather",
         "reduce bucket",
         "wait for bucket",
+        "collective",
     ];
     let of_kind = |kind: &&str| {
         name.strip_prefix(*kind)
