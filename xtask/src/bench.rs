@@ -12,6 +12,8 @@ use xshell::{Shell, cmd};
 /// A bench program of the workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Suite {
+    /// Saving and loading checkpoints, beside the disk itself.
+    Checkpoint,
     /// Collective operations, by size and number of ranks.
     Collectives,
     /// All-reduce over MPI beside MPI's own; builds with the feature `mpi`.
@@ -27,6 +29,7 @@ pub(crate) enum Suite {
 impl Suite {
     fn program(self) -> &'static str {
         match self {
+            Self::Checkpoint => "checkpoint",
             Self::Collectives => "collectives",
             Self::Mpi => "mpi",
             Self::Offload => "offload",

@@ -348,6 +348,21 @@ impl<'a> dyn Accelerator + 'a {
         crate::metrics::gather_objects(&**self.communicator(), values)
     }
 
+    /// Returns rank `from`'s value; it travels as JSON.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] when there is no such rank; else as [`gather_objects`](#method.gather_objects).
+    pub fn broadcast_object<T: Serialize + DeserializeOwned>(&self, value: &T, from: usize) -> Result<T> {
+        let is_from = self.world().rank == from;
+        let own = if is_from { std::slice::from_ref(value) } else { &[] };
+        let told = crate::metrics::gather_objects(&**self.communicator(), own)?;
+        told.into_iter().next().ok_or_else(|| Error::Setting {
+            setting: "broadcast_object from",
+            value: from.to_string(),
+            expected: format!("a rank from 0 to {}", self.world().size - 1),
+        })
+    }
+
     /// Does for values what `gather_for_metrics` does for tensors: one value for each sample
     /// of the batch.
     ///

@@ -2,7 +2,7 @@
 
 use crate::accelerator::check_announced;
 use crate::accumulation::Accumulation;
-use crate::checkpoint::{Background, Registry};
+use crate::checkpoint::{Background, Registry, Stateful};
 use crate::clipping::StepClipping;
 use crate::deepspeed::GradientReduction;
 use crate::fp8::Fp8Scaling;
@@ -33,7 +33,7 @@ pub(crate) struct ManagedAccelerator {
     spent_losses: SpentLosses,
     fp8: Option<Arc<Fp8Scaling>>,
     /// Whether something has been computed within `autocast`.
-    is_autocast: AtomicBool,
+    is_autocast: Arc<AtomicBool>,
     trigger: Arc<AtomicBool>,
     registry: Arc<Registry>,
     background: Arc<Background>,
@@ -54,6 +54,7 @@ impl ManagedAccelerator {
         seed_rank(seed, &world);
         let (engine, registry) = (Arc::new(engine), Arc::<Registry>::default());
         registry.add_engine(&engine);
+        let fp8 = scaling_of(&settings, &registry);
         Self {
             world,
             engine,
@@ -64,8 +65,8 @@ impl ManagedAccelerator {
                 settings.synchronisation,
             )),
             clipping: Arc::new(StepClipping::new(settings.clipping.clone())),
-            fp8: scaling_of(&settings),
-            is_autocast: AtomicBool::new(false),
+            fp8,
+            is_autocast: Arc::default(),
             settings,
             spent_losses: SpentLosses::default(),
             trigger: Arc::default(),
@@ -203,8 +204,8 @@ impl Accelerator for ManagedAccelerator {
             accumulation: Arc::clone(&self.accumulation),
             clipping: Arc::new(StepClipping::new(self.settings.clipping.clone())),
             spent_losses: SpentLosses::default(),
-            fp8: scaling_of(&self.settings),
-            is_autocast: AtomicBool::new(false),
+            fp8: scaling_of(&self.settings, &self.registry),
+            is_autocast: Arc::clone(&self.is_autocast),
             trigger: Arc::clone(&self.trigger),
             registry: Arc::clone(&self.registry),
             background: Arc::clone(&self.background),
@@ -307,10 +308,11 @@ impl Accelerator for ManagedAccelerator {
     }
 }
 
-/// Makes the scaling of one model.
-fn scaling_of(settings: &RunSettings) -> Option<Arc<Fp8Scaling>> {
-    let recipe = settings.fp8.clone()?;
-    Some(Arc::new(Fp8Scaling::new(recipe)))
+/// Makes the scaling of one model, whose state belongs to checkpoints.
+fn scaling_of(settings: &RunSettings, registry: &Registry) -> Option<Arc<Fp8Scaling>> {
+    let scaling = Arc::new(Fp8Scaling::new(settings.fp8.clone()?));
+    registry.add_numbered("fp8 scaling", Arc::clone(&scaling) as Arc<dyn Stateful>);
+    Some(scaling)
 }
 
 /// Lets what is random on this rank begin anew.

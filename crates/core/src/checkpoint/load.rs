@@ -77,20 +77,9 @@ pub(super) fn find(accelerator: &dyn Accelerator, folder: &Path) -> Result<(Path
         Ok((path, skipped))
     };
     let found = together(group, if group.rank() == 0 { find().map(Some) } else { Ok(None) })?;
-    let mut text = found
-        .map(|(path, skipped)| (path.to_string_lossy().into_owned(), skipped))
-        .unwrap_or_default();
-    let mut bytes = serde_json::to_vec(&text).unwrap_or_default();
-    let mut length = [bytes.len() as i64];
-    group.broadcast(&mut length, 0)?;
-    bytes.resize(length[0] as usize, 0);
-    group.broadcast(&mut bytes, 0)?;
-    if let Ok(told) = serde_json::from_slice(&bytes) {
-        text = told;
-    }
-    let path = PathBuf::from(text.0);
+    let (path, skipped) = accelerator.broadcast_object(&found.unwrap_or_default(), 0)?;
     let index = together(group, Index::read(&path))?;
-    Ok((path, index, text.1))
+    Ok((path, index, skipped))
 }
 
 /// Loads a checkpoint into the models and objects of a loop; called by all ranks.

@@ -280,7 +280,10 @@ impl<D: Source> Iterator for LoaderIterator<'_, D> {
         }
         // Also behind a failure of the group, and a panic of the data set.
         self.ended = true;
-        let made = match self.batches.next() {
+        let span = tracing::debug_span!("wait for batch", what = self.given).entered();
+        let made = self.batches.next();
+        drop(span);
+        let made = match made {
             Ok(Some(made)) => made,
             Ok(None) => return self.next(),
             Err(error) => return Some(Err(error)),

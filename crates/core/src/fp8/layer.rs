@@ -2,6 +2,7 @@
 
 use super::grid::{Grid, amax};
 use super::recipe::{Fp8Format, Fp8Recipe};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -33,7 +34,7 @@ struct History {
 }
 
 /// What a checkpoint keeps of one layer.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Fp8LayerState {
     /// The layer's name: that of its weight without `.weight`.
     pub name: String,
@@ -46,12 +47,24 @@ pub struct Fp8LayerState {
 }
 
 /// A scale, and the amaxes seen.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Fp8History {
     /// What values are multiplied with before they are rounded.
     pub scale: f32,
     /// The greatest magnitudes, the last one first.
     pub amaxes: Vec<f32>,
+}
+
+impl Fp8LayerState {
+    /// Says whether all numbers are such as a run can have.
+    pub(super) fn is_sound(&self) -> bool {
+        let is_above_zero = |number: &f32| *number > 0.0 && number.is_finite();
+        let histories = [&self.input, &self.weight, &self.gradient];
+        let mut numbers = histories
+            .into_iter()
+            .flat_map(|history| history.amaxes.iter().chain([&history.scale]));
+        numbers.all(is_above_zero)
+    }
 }
 
 impl Fp8Layer {

@@ -29,6 +29,8 @@
 //! inputs and gradients differ: [`Fp8Recipe::reduce_amax`], on by default, makes them the greatest over all ranks; otherwise
 //! each rank scales by its own.
 //!
+//! Scales and histories belong to [checkpoints](crate::checkpoint).
+//!
 //! # Where the mode comes from
 //!
 //! The model's code says nothing of it. The accelerator's `VarBuilder` knows, and a linear layer that is made from it by

@@ -2,9 +2,11 @@
 
 use super::layer::{Fp8Layer, Fp8LayerState};
 use super::recipe::Fp8Recipe;
+use crate::checkpoint::Stateful;
 use crate::{Error, Result};
 use sconce_collectives::{Communicator, ReduceOp};
 use sconce_zero::ParameterInfo;
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -41,7 +43,8 @@ impl Fp8Scaling {
         self.updates.load(Relaxed)
     }
 
-    /// Returns what a checkpoint keeps, beside [`Fp8Scaling::updates`].
+    /// Returns what checkpoints keep, beside [`Fp8Scaling::updates`]. They do so by themselves; where ranks have scales of
+    /// their own they go on with those of rank 0.
     pub fn state(&self) -> Vec<Fp8LayerState> {
         self.lock().iter().map(|layer| layer.state()).collect()
     }
@@ -49,7 +52,7 @@ impl Fp8Scaling {
     /// Goes on from a checkpoint.
     ///
     /// # Errors
-    /// [`Error::Setting`] for the state of other layers than the model's.
+    /// [`Error::Setting`] for the state of other layers than the model's, and for scales that no run can have.
     pub fn restore(&self, state: &[Fp8LayerState], updates: u64) -> Result<()> {
         let layers = self.lock();
         let names = |names: &mut dyn Iterator<Item = &str>| Vec::from_iter(names).join(", ");
@@ -62,6 +65,13 @@ impl Fp8Scaling {
                 setting: "fp8 state of the layers",
                 value: theirs,
                 expected: format!("expected the state of {ours}: build the model that the checkpoint is of"),
+            });
+        }
+        if let Some(layer) = state.iter().find(|layer| !layer.is_sound()) {
+            return Err(Error::Setting {
+                setting: "fp8 state of a layer",
+                value: layer.name.clone(),
+                expected: "expected scales and amaxes above 0 and finite".into(),
             });
         }
         layers.iter().zip(state).for_each(|(layer, state)| layer.restore(state));
@@ -112,5 +122,24 @@ impl Fp8Scaling {
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Fp8Layer>>> {
         self.layers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is written of a scaling.
+#[derive(Serialize, Deserialize)]
+struct Saved {
+    updates: u64,
+    layers: Vec<Fp8LayerState>,
+}
+
+impl Stateful for Fp8Scaling {
+    fn state(&self) -> Result<serde_json::Value, Box<dyn std::error::Error + Send + Sync>> {
+        let (updates, layers) = (self.updates(), self.state());
+        Ok(serde_json::to_value(Saved { updates, layers })?)
+    }
+
+    fn restore(&self, state: serde_json::Value) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let saved: Saved = serde_json::from_value(state)?;
+        Ok(self.restore(&saved.layers, saved.updates)?)
     }
 }

@@ -386,6 +386,10 @@ fn a_restored_state_goes_on_with_the_same_bits_and_that_of_other_layers_is_refus
         .restore(&kept[..1], updates)
         .unwrap_err()
         .to_string();
+    let mut broken = kept.clone();
+    broken[1].weight.scale = f32::INFINITY;
+    let text = other.fp8().unwrap().restore(&broken, updates).unwrap_err().to_string();
+    assert!(text.contains("\"second\"") && text.contains("above 0"), "{text}");
     assert!(
         error.contains("\"first\"") && error.contains("first, second"),
         "{error}"
@@ -544,4 +548,50 @@ fn fp8_on_a_gpu_is_refused_by_name_before_anything_is_made() {
     let builder = fp8().device(DeviceRequest::Gpu(0)).communicator(single());
     let error = builder.build_with(|_| None).unwrap_err().to_string();
     assert!(error.contains("fp8 is emulated on the CPU only"), "{error}");
+}
+
+#[test]
+fn a_run_goes_on_from_a_checkpoint_with_the_same_bits_on_another_number_of_ranks_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("checkpoint");
+    let start = |communicator, strategy: ZeroStage| {
+        let acc = build(fp8().strategy(strategy).communicator(communicator));
+        let model = Model::new(&*acc);
+        let optimizer = acc.prepare_optimizer(Box::new(Sgd::default())).unwrap();
+        (acc, model, optimizer)
+    };
+    // Every rank has the same rows, so that the number of ranks changes nothing.
+    let step = |acc: &dyn Accelerator, model: &Model, optimizer: &mut sconce_core::Optimizer, seed: usize| {
+        let output = model.forward(&inputs(4, seed, DType::BF16));
+        acc.backward(&loss(&output)).unwrap();
+        optimizer.step().unwrap();
+        optimizer.zero_grad().unwrap();
+        flat(&output.to_dtype(DType::F32).unwrap())
+    };
+    let expected = on_ranks(2, |communicator| {
+        let (acc, model, mut optimizer) = start(communicator, ZeroStage::Two);
+        (3..6).for_each(|seed| drop(step(&*acc, &model, &mut optimizer, seed)));
+        acc.save_state(&target).unwrap();
+        let outputs = Vec::from_iter((0..2).map(|seed| step(&*acc, &model, &mut optimizer, seed)));
+        (outputs, state(&*acc))
+    });
+    for (world, strategy) in [
+        (1, ZeroStage::One),
+        (
+            4,
+            ZeroStage::Three {
+                persistence_threshold: 0,
+            },
+        ),
+    ] {
+        let found = on_ranks(world, |communicator| {
+            let (acc, model, mut optimizer) = start(communicator, strategy);
+            acc.load_state(&target).unwrap();
+            let outputs = Vec::from_iter((0..2).map(|seed| step(&*acc, &model, &mut optimizer, seed)));
+            (outputs, state(&*acc))
+        });
+        found
+            .iter()
+            .for_each(|found| assert_eq!(*found, expected[0], "{world} ranks"));
+    }
 }

@@ -312,3 +312,17 @@ fn nested_tensors_are_gathered_broadcast_and_padded_part_by_part() {
     let acc = accelerator(single());
     assert!(acc.gather(&Vec::<Tensor>::new()).unwrap().is_empty());
 }
+
+#[test]
+fn every_rank_gets_one_ranks_value() {
+    for world in 1..=3 {
+        for from in 0..world {
+            let told = on_ranks(world, |communicator| {
+                let acc = accelerator(communicator);
+                let own = (acc.world().rank, format!("rank {}", acc.world().rank));
+                (acc.broadcast_object(&own, from).unwrap(), acc.broadcast_object(&own, world).is_err())
+            });
+            assert_eq!(told, vec![((from, format!("rank {from}")), true); world]);
+        }
+    }
+}
