@@ -68,7 +68,7 @@ pub enum TrackerError {
         /// Which one.
         tracker: String,
         /// Its own error.
-        source: Box<TrackerError>,
+        source: Box<Self>,
     },
     /// An error of a tracker that is not built in.
     #[error(transparent)]

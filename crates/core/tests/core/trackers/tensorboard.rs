@@ -30,7 +30,7 @@ fn checksum(data: &[u8]) -> u32 {
         }
     }
     let crc = !crc;
-    ((crc >> 15) | (crc << 17)).wrapping_add(0xa282_ead8)
+    crc.rotate_left(17).wrapping_add(0xa282_ead8)
 }
 
 /// The data of all whole records; panics where length or data do not have their checksum.
