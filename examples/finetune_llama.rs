@@ -17,6 +17,7 @@ use anyhow::{Context as _, Result, ensure};
 use candle_core::DType;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
+use sconce_core::trackers::Trackers;
 use sconce_core::{
     Accelerator, AcceleratorBuilder, AdamW, Checkpoints, DataLoader, Dataset as _, LinearSchedule, ParameterGroups,
     ParameterSet, Profile, ReduceOp, WeightFiles, Weights,
@@ -85,6 +86,13 @@ struct Arguments {
     /// File for one JSON line per optimizer step: step, loss, grad_norm, lr, tokens_per_second.
     #[arg(long)]
     metrics_out: Option<PathBuf>,
+    /// Experiment trackers that get the same numbers, and the run's settings: jsonl, csv, tensorboard, mlflow, dvclive with
+    /// commas between, or all.
+    #[arg(long, value_name = "NAME[,NAME]")]
+    report_to: Option<String>,
+    /// Folder for what trackers write.
+    #[arg(long, default_value = "logs", requires = "report_to")]
+    logging_dir: PathBuf,
     /// Print at the end what each rank holds and moves.
     #[arg(long)]
     report: bool,
@@ -116,6 +124,7 @@ struct Run {
     batch_size: usize,
     steps: u64,
     metrics: Option<File>,
+    trackers: Trackers,
 }
 
 fn main() -> ExitCode {
@@ -178,6 +187,10 @@ fn prepare(arguments: &Arguments, acc: &dyn Accelerator) -> Result<Run> {
         Some(path) => Some(File::create(path).with_context(|| format!("{}: cannot be written", path.display()))?),
         None => None,
     };
+    let trackers = match &arguments.report_to {
+        Some(names) => Trackers::from_names(names, &arguments.logging_dir).context("--report_to")?,
+        None => Trackers::default(),
+    };
     Ok(Run {
         folder,
         model,
@@ -185,6 +198,7 @@ fn prepare(arguments: &Arguments, acc: &dyn Accelerator) -> Result<Run> {
         batch_size,
         steps,
         metrics,
+        trackers,
     })
 }
 
@@ -248,6 +262,7 @@ fn train(arguments: &Arguments, acc: &dyn Accelerator, run: Run) -> Result<Model
         batch_size,
         steps,
         metrics,
+        trackers,
     } = run;
     let in_order = rows.rows_per_step.is_some();
     let rule = AdamW {
@@ -278,6 +293,8 @@ fn train(arguments: &Arguments, acc: &dyn Accelerator, run: Run) -> Result<Model
     acc.register_for_checkpointing("step", position.clone())?;
     resume(arguments, acc)?;
     let mut step = *position.lock().unwrap_or_else(PoisonError::into_inner);
+    let config = hyper_parameters(arguments, acc, batch_size, steps);
+    acc.init_trackers("finetune_llama", &config, trackers)?;
     let mut log = Log::new(acc, metrics, steps, arguments.logging_steps, tokens);
 
     let mut losses = Vec::new();
@@ -305,7 +322,7 @@ fn train(arguments: &Arguments, acc: &dyn Accelerator, run: Run) -> Result<Model
             // A step that overflows is skipped, and the scale of the loss lowered.
             let used_norm = if optimizer.step_was_skipped() { 0.0 } else { grad_norm };
             acc.together(check_finite(step, loss[0], used_norm))?;
-            log.step(step, loss[0], grad_norm, lr)?;
+            log.step(acc, step, loss[0], grad_norm, lr)?;
             step += 1;
             *position.lock().unwrap_or_else(PoisonError::into_inner) = step;
             if arguments.checkpointing_steps > 0 && step.is_multiple_of(arguments.checkpointing_steps) {
@@ -318,7 +335,31 @@ fn train(arguments: &Arguments, acc: &dyn Accelerator, run: Run) -> Result<Model
     }
     acc.finish_saving()?;
     log.finish();
+    acc.end_training()?;
+    report::tell_of_trackers(acc);
     Ok(folder)
+}
+
+/// What trackers are told of a run: what it is called with, and what follows from that.
+fn hyper_parameters(arguments: &Arguments, acc: &dyn Accelerator, batch_size: usize, steps: u64) -> serde_json::Value {
+    serde_json::json!({
+        "model_dir": arguments.model_dir,
+        "data": arguments.data,
+        "ranks": acc.world().size,
+        "steps": steps,
+        "per_device_batch_size": batch_size,
+        "gradient_accumulation_steps": acc.accumulation().steps(),
+        "warmup_steps": arguments.warmup_steps,
+        "max_grad_norm": arguments.max_grad_norm,
+        "seed": arguments.seed,
+        "adamw": {
+            "lr": arguments.lr,
+            "beta1": arguments.adam_beta1,
+            "beta2": arguments.adam_beta2,
+            "epsilon": arguments.adam_epsilon,
+            "weight_decay": arguments.weight_decay,
+        },
+    })
 }
 
 /// Goes on from a checkpoint, if that is asked for and there is one.
@@ -394,16 +435,28 @@ impl Log {
         }
     }
 
-    fn step(&mut self, step: u64, loss: f64, grad_norm: f64, lr: f64) -> Result<()> {
+    fn step(&mut self, acc: &dyn Accelerator, step: u64, loss: f64, grad_norm: f64, lr: f64) -> Result<()> {
         let took = self.last.elapsed();
         self.last = Instant::now();
+        let tokens_per_second = self.tokens_per_step as f64 / took.as_secs_f64();
+        let memory = acc.memory();
+        let held = memory.parameters + memory.masters + memory.gradients + memory.optimizer_state + memory.buffers;
+        let values = [
+            ("loss", loss),
+            ("grad_norm", grad_norm),
+            ("lr", lr),
+            ("tokens_per_second", tokens_per_second),
+            ("memory_mib", held as f64 / f64::from(1 << 20)),
+        ];
+        acc.log(&values, step)?;
+        report::tell_of_trackers(acc);
         if let Some(file) = &mut self.metrics {
             let line = serde_json::json!({
                 "step": step,
                 "loss": loss,
                 "grad_norm": grad_norm,
                 "lr": lr,
-                "tokens_per_second": self.tokens_per_step as f64 / took.as_secs_f64(),
+                "tokens_per_second": tokens_per_second,
             });
             writeln!(file, "{line}").context("writing --metrics_out")?;
         }

@@ -59,6 +59,12 @@ pub fn tell_of_model(accelerator: &dyn Accelerator) {
     tell(accelerator, &accelerator.engine().notices());
 }
 
+/// Prints the warnings of trackers that failed since the last call.
+pub fn tell_of_trackers(accelerator: &dyn Accelerator) {
+    let warnings = accelerator.tracker_warnings();
+    warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
+}
+
 fn tell(accelerator: &dyn Accelerator, notices: &[String]) {
     if accelerator.is_main_process() {
         notices.iter().for_each(|notice| eprintln!("note: {notice}"));

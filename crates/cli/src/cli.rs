@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::{checkpoint, env, launch, merge_weights};
+use crate::{checkpoint, env, launch, merge_weights, report};
 
 /// Distributed training for candle.
 #[derive(Debug, Parser)]
@@ -27,6 +27,7 @@ enum Command {
     Checkpoint(checkpoint::Arguments),
     MergeWeights(merge_weights::Arguments),
     Env(env::Arguments),
+    Report(report::Arguments),
 }
 
 /// Parses the arguments of this process, runs the command and reports its error, if any, on stderr.
@@ -38,6 +39,7 @@ pub fn run() -> ExitCode {
         Command::Checkpoint(arguments) => checkpoint::run(&arguments),
         Command::MergeWeights(arguments) => merge_weights::run(&arguments),
         Command::Env(arguments) => env::run(&arguments),
+        Command::Report(arguments) => report::run(&arguments),
     };
     result.unwrap_or_else(|error| {
         error.report();

@@ -12,5 +12,6 @@ mod command_error;
 mod env;
 mod launch;
 mod merge_weights;
+mod report;
 
 pub use cli::run;

@@ -6,6 +6,7 @@ use crate::data::{DataLoader, PreparedLoader, Source};
 use crate::deepspeed::{AutoValues, OptimizerSource, ScheduleSource};
 use crate::fp8::Fp8Scaling;
 use crate::schedule::Scheduler;
+use crate::trackers::Trackers;
 use crate::{Error, Nested, Optimizer, Result, RunSettings};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
@@ -14,8 +15,8 @@ use sconce_zero::{Autocast, CandleOptimizer, Engine, LocalTensor, MemoryReport, 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::Write as _;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
 /// One rank's entry to distributed training of one model.
 ///
@@ -50,6 +51,10 @@ pub trait Accelerator: Send + Sync + std::fmt::Debug {
 
     /// Returns the save that is under way behind the training.
     fn background(&self) -> &Background;
+
+    /// Returns where [`log`](trait.Accelerator.html#method.log) sends numbers to; shared by all models of a loop.
+    fn trackers(&self) -> &Mutex<Trackers>;
+
     /// Returns the scales of layers that compute in fp8, where that is the run's precision.
     fn fp8(&self) -> Option<&Arc<Fp8Scaling>>;
 

@@ -136,6 +136,9 @@ pub enum Error {
         /// Its own error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// A tracker cannot be had or started, or one failed in a run that is to stop for that.
+    #[error(transparent)]
+    Tracker(#[from] crate::trackers::TrackerError),
     /// A DeepSpeed configuration cannot be used.
     #[error(transparent)]
     DeepSpeed(#[from] crate::deepspeed::ConfigError),

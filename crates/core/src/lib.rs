@@ -57,6 +57,7 @@ mod spent_losses;
 mod split;
 mod tensors;
 mod together;
+pub mod trackers;
 
 pub use accelerator::Accelerator;
 pub use builder::{AcceleratorBuilder, accelerator};

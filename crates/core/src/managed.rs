@@ -7,6 +7,7 @@ use crate::clipping::StepClipping;
 use crate::deepspeed::GradientReduction;
 use crate::fp8::Fp8Scaling;
 use crate::spent_losses::SpentLosses;
+use crate::trackers::Trackers;
 use crate::{Accelerator, Error, Optimizer, Result, RunSettings, Sharding};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
@@ -15,8 +16,8 @@ use sconce_zero::{
     CandleOptimizer, Engine, EngineOptions, LocalTensor, MemoryReport, OptimizerRule, ParameterSet, RandomState,
     ShardingStrategy, Weights,
 };
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 /// An accelerator whose parameters are managed by an [`Engine`].
 #[derive(Debug)]
@@ -36,6 +37,7 @@ pub(crate) struct ManagedAccelerator {
     trigger: Arc<AtomicBool>,
     registry: Arc<Registry>,
     background: Arc<Background>,
+    trackers: Arc<Mutex<Trackers>>,
     /// Last, so that the store outlives the group.
     _connection: Option<Arc<Connection>>,
 }
@@ -70,6 +72,7 @@ impl ManagedAccelerator {
             trigger: Arc::default(),
             registry,
             background: Arc::default(),
+            trackers: Arc::default(),
             _connection: connection.map(Arc::new),
         }
     }
@@ -173,6 +176,10 @@ impl Accelerator for ManagedAccelerator {
         &self.background
     }
 
+    fn trackers(&self) -> &Mutex<Trackers> {
+        &self.trackers
+    }
+
     fn trigger(&self) -> &AtomicBool {
         &self.trigger
     }
@@ -202,6 +209,7 @@ impl Accelerator for ManagedAccelerator {
             trigger: Arc::clone(&self.trigger),
             registry: Arc::clone(&self.registry),
             background: Arc::clone(&self.background),
+            trackers: Arc::clone(&self.trackers),
             _connection: self._connection.clone(),
         }))
     }

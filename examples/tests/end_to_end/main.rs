@@ -7,6 +7,7 @@ mod over_mpi;
 mod parity;
 mod precision;
 mod stories;
+mod trackers;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -29,6 +29,7 @@ mod settings;
 mod several_models;
 mod skipping;
 mod tensors;
+mod trackers;
 mod training;
 mod weighted;
 

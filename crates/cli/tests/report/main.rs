@@ -1,0 +1,168 @@
+//! `sconce report`: the page that comes of logged runs, and what is said of files that are none.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn report(folder: &Path, words: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sconce"));
+    command.arg("report").args(words).current_dir(folder);
+    command.output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+/// The page that is made of `words`.
+fn page(folder: &Path, words: &[&str]) -> String {
+    let output = report(folder, words);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "wrote report.html\n");
+    fs::read_to_string(folder.join("report.html")).unwrap()
+}
+
+/// Writes a run of 5 steps as `--report_to jsonl` does.
+fn write_run(folder: &Path, name: &str) {
+    let mut lines = String::from("{\"project\":\"p\",\"config\":{\"lr\":1},\"wall_time\":100.0}\n");
+    for step in 0..5 {
+        let loss = if step == 3 {
+            "\"NaN\"".to_owned()
+        } else {
+            format!("{}.5", 5 - step)
+        };
+        lines +=
+            &format!("{{\"step\":{step},\"wall_time\":10{step}.0,\"loss\":{loss},\"lr\":1e-3,\"<odd>\":{step}}}\n");
+    }
+    fs::create_dir_all(folder.join(name).join("p")).unwrap();
+    fs::write(folder.join(name).join("p/metrics.jsonl"), lines).unwrap();
+}
+
+#[test]
+fn a_page_has_a_line_for_every_run_and_needs_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    write_run(folder.path(), "first");
+    write_run(folder.path(), "second");
+    let html = page(folder.path(), &["first", "second/p/metrics.jsonl"]);
+    assert!(html.contains("<h1>2 runs</h1>"));
+    // The file's folder is its label, the file being named as all are.
+    assert!(
+        html.contains("</i>first</td><td>5</td><td>1.5000</td>") && html.contains("</i>p</td>"),
+        "{html}"
+    );
+    // Loss has a gap in both runs: a stretch and a point each; the others are whole.
+    assert_eq!(html.matches("<polyline").count(), 2 * 3);
+    assert_eq!(html.matches("<circle").count(), 2);
+    assert_eq!(html.matches("1 steps without a finite value").count(), 2);
+    assert!(html.contains("&lt;odd&gt;") && !html.contains("<odd>"));
+    for outside in ["http:", "https:", "<script", "<link", "url(", "@import"] {
+        assert!(!html.contains(outside), "{outside}");
+    }
+}
+
+#[test]
+fn a_step_that_is_done_again_counts_with_what_follows_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = |step: u64, loss: f64| format!("{{\"step\":{step},\"loss\":{loss}}}\n");
+    let steps = [(0, 4.0), (1, 3.0), (2, 2.0), (1, 3.5)];
+    let lines = String::from_iter(steps.map(|(step, loss)| line(step, loss)));
+    fs::write(folder.path().join("run.jsonl"), lines).unwrap();
+    let html = page(folder.path(), &["run.jsonl"]);
+    assert!(
+        html.contains("</i>run</td><td>2</td><td>3.5000</td><td>3.5000</td>"),
+        "{html}"
+    );
+}
+
+#[test]
+fn a_torn_last_line_is_left_out_and_said() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(
+        folder.path().join("run.jsonl"),
+        "{\"step\":0,\"loss\":4}\n{\"step\":1,\"lo",
+    )
+    .unwrap();
+    let output = report(folder.path(), &["run.jsonl"]);
+    assert!(output.status.success());
+    assert_eq!(
+        text(&output.stderr),
+        "note: run.jsonl:2: the last line is cut off: left out\n"
+    );
+}
+
+#[test]
+fn files_that_are_no_runs_are_named_with_the_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let cases: [(&[u8], &str); 8] = [
+        (b"{\"step\":0,\"loss\":4}\nstep,loss\n1,2\n", "run.jsonl:2: not JSON ("),
+        (
+            b"{\"step\":0,\"loss\":4}\n[1]\n",
+            "run.jsonl:2: not an object; expected a JSON object with `step`",
+        ),
+        (b"{\"step\":0,\"loss\":4}\n{\"loss\":1}\n", "run.jsonl:2: no `step`; "),
+        (
+            b"{\"step\":-1,\"loss\":4}\n",
+            "run.jsonl:1: `step` is -1, not a whole number; ",
+        ),
+        (b"\xff\xfe\x00", "run.jsonl:1: not JSON ("),
+        (b"", "run.jsonl: no line in it has a number of a step"),
+        (b"{\"step\":0}\n", "run.jsonl: no line in it has a number of a step"),
+        (b"{\"step\":0,\"lo", "run.jsonl:1: not JSON ("),
+    ];
+    for (bytes, expected) in cases {
+        fs::write(folder.path().join("run.jsonl"), bytes).unwrap();
+        let output = report(folder.path(), &["run.jsonl"]);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(
+            stderr.starts_with(&format!("error: {expected}")),
+            "{expected}: {stderr}"
+        );
+        assert!(!folder.path().join("report.html").exists());
+    }
+}
+
+#[test]
+fn a_folder_without_a_run_and_a_page_that_cannot_be_written_are_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("empty")).unwrap();
+    let said = |words: &[&str]| {
+        let output = report(folder.path(), words);
+        assert_eq!(output.status.code(), Some(1));
+        text(&output.stderr).to_owned()
+    };
+    let message = said(&["empty"]);
+    assert!(
+        message.starts_with("error: empty: no file NAME.jsonl in it") && message.contains("\nhint: "),
+        "{message}"
+    );
+    assert!(said(&["missing"]).starts_with("error: missing: No such file"));
+    write_run(folder.path(), "run");
+    assert!(said(&["run", "--out", "no/such/page.html"]).starts_with("error: no/such/page.html: No such file"));
+}
+
+#[test]
+fn time_by_phase_is_drawn_for_every_rank_whose_trace_lies_in_the_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    write_run(folder.path(), "run");
+    for rank in 0..2 {
+        let trace = format!(
+            "[\n{{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":{rank},\"tid\":0,\"args\":{{\"name\":\"main\"}}}},\n\
+             {{\"name\":\"backward\",\"ph\":\"X\",\"pid\":{rank},\"tid\":0,\"ts\":0.0,\"dur\":2000000.0}},\n"
+        );
+        fs::write(folder.path().join(format!("run/trace-rank-{rank}.json")), trace).unwrap();
+    }
+    let html = page(folder.path(), &["run"]);
+    assert!(
+        html.contains("rank 0, main</text>") && html.contains("rank 1, main</text>"),
+        "{html}"
+    );
+    assert!(html.contains("backward (2.000 s a rank)") && html.contains("<title>backward: 2.000 s</title>"));
+    fs::write(folder.path().join("run/trace-rank-1.json"), "no trace\n[\n").unwrap();
+    let output = report(folder.path(), &["run"]);
+    let message = text(&output.stderr);
+    assert!(
+        message.starts_with("error: run/trace-rank-1.json:1: not an event of a trace"),
+        "{message}"
+    );
+}

@@ -1,0 +1,48 @@
+//! Trackers by their names, as a command line gives them.
+
+use super::{Csv, DvcLive, JsonLines, MlflowFiles, TensorBoard, Tracker, TrackerError};
+use std::path::Path;
+
+/// The names of all trackers that are built in.
+pub const NAMES: [&str; 5] = ["jsonl", "csv", "tensorboard", "mlflow", "dvclive"];
+
+/// Makes a tracker that is built in and writes below `folder`.
+///
+/// # Errors
+/// [`TrackerError::Unknown`]; [`TrackerError::Refused`] for trackers that Accelerate has, and Sconce has not.
+pub fn tracker_from_name(name: &str, folder: impl AsRef<Path>) -> Result<Box<dyn Tracker>, TrackerError> {
+    let folder = folder.as_ref();
+    Ok(match name {
+        "jsonl" => JsonLines::boxed(folder),
+        "csv" => Csv::boxed(folder),
+        "tensorboard" => TensorBoard::boxed(folder),
+        "mlflow" => MlflowFiles::boxed(folder),
+        "dvclive" => DvcLive::boxed(folder),
+        _ => return Err(refusal(name)),
+    })
+}
+
+fn refusal(name: &str) -> TrackerError {
+    let reason = match name {
+        "wandb" => {
+            "its offline files have no published format, and its service needs a client of its own; use tensorboard, \
+             whose files `wandb sync` uploads"
+        }
+        "trackio" => "it keeps runs in an SQLite database; use jsonl or csv",
+        "comet_ml" | "clearml" | "swanlab" => "it is a service with a client of its own; use tensorboard or mlflow",
+        "aim" => "it has a store of its own; use tensorboard, which `aim convert tensorboard` reads",
+        _ => {
+            let distance = |known: &&str| strsim::damerau_levenshtein(known, name);
+            let nearest = NAMES.into_iter().min_by_key(distance);
+            return TrackerError::Unknown {
+                name: name.into(),
+                nearest: nearest.filter(|known| distance(known) <= 3),
+                known: NAMES.join(", "),
+            };
+        }
+    };
+    TrackerError::Refused {
+        name: name.into(),
+        reason,
+    }
+}

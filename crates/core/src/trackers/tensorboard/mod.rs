@@ -1,0 +1,108 @@
+//! Event files of TensorBoard, written byte by byte: a few messages of protobuf in the framing of TFRecord.
+
+mod event;
+mod protobuf;
+mod record;
+
+use super::{Moment, Run, Tracker, TrackerError, png};
+use protobuf::Message;
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write as _};
+use std::path::PathBuf;
+
+/// Writes `PROJECT/events.out.tfevents.*`, a file for every start: `tensorboard --logdir FOLDER` shows them.
+///
+/// Scalars are rounded to f32, as in all event files. Hyper-parameters are a table of text, `hparams/text_summary`.
+#[derive(Debug)]
+pub struct TensorBoard {
+    folder: PathBuf,
+    open: Option<(PathBuf, File)>,
+}
+
+/// How many bars a histogram has.
+const BARS: usize = 30;
+
+impl TensorBoard {
+    /// Makes a tracker that writes below `folder`.
+    pub fn boxed(folder: impl Into<PathBuf>) -> Box<dyn Tracker> {
+        Box::new(Self {
+            folder: folder.into(),
+            open: None,
+        })
+    }
+
+    /// Writes one event, in one call of the system: it survives the end of this process.
+    fn write(&mut self, event: &Message) -> Result<(), TrackerError> {
+        let Some((path, file)) = &mut self.open else {
+            return Ok(());
+        };
+        let written = file.write_all(&record::framed(event.bytes()));
+        written.map_err(TrackerError::at(path))
+    }
+}
+
+impl Tracker for TensorBoard {
+    fn name(&self) -> &str {
+        "tensorboard"
+    }
+
+    fn start(&mut self, run: &Run) -> Result<(), TrackerError> {
+        let folder = self.folder.join(run.project());
+        fs::create_dir_all(&folder).map_err(TrackerError::at(&folder))?;
+        let at = Moment::now(0);
+        self.open = Some(create(&folder, at)?);
+        self.write(&event::first(at))?;
+        let parameters = run.hyper_parameters();
+        if parameters.is_empty() {
+            return Ok(());
+        }
+        let mut table = String::from("| name | value |\n| --- | --- |\n");
+        for (name, value) in parameters {
+            let cell = |text: &str| text.replace('|', "\\|").replace('\n', " ");
+            table += &format!("| {} | {} |\n", cell(&name), cell(&value));
+        }
+        self.write(&event::of(at, &[event::text("hparams/text_summary", &table)]))
+    }
+
+    fn log(&mut self, values: &[(&str, f64)], at: Moment) -> Result<(), TrackerError> {
+        let values = values.iter().map(|(name, value)| event::scalar(name, *value));
+        self.write(&event::of(at, &Vec::from_iter(values)))
+    }
+
+    fn log_text(&mut self, name: &str, text: &str, at: Moment) -> Result<(), TrackerError> {
+        self.write(&event::of(at, &[event::text(name, text)]))
+    }
+
+    fn log_image(&mut self, name: &str, image: &[u8], at: Moment) -> Result<(), TrackerError> {
+        let size = png::size(name, image)?;
+        self.write(&event::of(at, &[event::image(name, size, image)]))
+    }
+
+    fn log_histogram(&mut self, name: &str, values: &[f64], at: Moment) -> Result<(), TrackerError> {
+        let finite = Vec::from_iter(values.iter().copied().filter(|value| value.is_finite()));
+        if finite.is_empty() {
+            return Ok(());
+        }
+        self.write(&event::of(at, &[event::histogram(name, &finite, BARS)]))
+    }
+}
+
+/// Makes a file that no other process has, under a name that TensorBoard looks for.
+fn create(folder: &std::path::Path, at: Moment) -> Result<(PathBuf, File), TrackerError> {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = if host.trim().is_empty() {
+        "localhost"
+    } else {
+        host.trim()
+    };
+    let mut number = 0;
+    loop {
+        let (seconds, process) = (at.wall_time as u64, std::process::id());
+        let path = folder.join(format!("events.out.tfevents.{seconds:010}.{host}.{process}.{number}"));
+        match OpenOptions::new().append(true).create_new(true).open(&path) {
+            Ok(file) => return Ok((path, file)),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
+            Err(source) => return Err(TrackerError::File { path, source }),
+        }
+    }
+}
