@@ -2,6 +2,8 @@
 
 use super::{Place, Run};
 use candle_core::{DType, Device, Tensor};
+use candle_nn::linear_no_bias;
+use sconce_core::{AdamW, WeightFiles, Weights, launch_threads};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fs;
@@ -150,6 +152,25 @@ fn values_are_rounded_to_the_dtype_asked_for() {
             assert_eq!(bits(&rounded.to_dtype(DType::F32).unwrap()), bits(&expected), "{name}");
         }
     }
+}
+
+#[test]
+fn values_that_f16_cannot_hold_are_refused_and_not_made_infinite() {
+    let place = Place::new();
+    let file = place.path("large.safetensors");
+    let weight = Tensor::new(&[[1.0f32, -70_000.0]], &Device::Cpu).unwrap();
+    candle_core::safetensors::save(&HashMap::from([("layer.weight", weight)]), &file).unwrap();
+    let saved = launch_threads(2, |builder| -> Result<(), sconce_core::Error> {
+        let acc = builder.build_with(|_| None)?;
+        let weights = Weights::Files(WeightFiles::open(&[&file])?);
+        linear_no_bias(2, 1, acc.var_builder(weights)?.pp("layer"))?;
+        acc.prepare_optimizer(Box::new(AdamW::default()))?;
+        acc.save_state(place.path("here")).map(drop)
+    });
+    saved.unwrap();
+    let parts = ["\"layer.weight\": -70000 is too large for f16; take bf16 or f32"];
+    place.assert_refused(&["merge-weights", "here", "out", "--dtype", "f16"], &parts);
+    place.printed(&["merge-weights", "here", "out", "--dtype", "bf16"]);
 }
 
 #[test]
