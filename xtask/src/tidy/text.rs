@@ -10,6 +10,8 @@ const CHECKED_FOR_BLANKS: [&str; 5] = [".rs", ".md", ".toml", ".yml", ".ci/run"]
 const MARKS: [&str; 6] = ["TODO", "FIXME", "XXX", "HACK", "TBD", "WIP"];
 /// Macros that panic where a feature is missing.
 const MACROS: [&str; 2] = ["todo!(", "unimplemented!("];
+/// What a merge writes around versions that conflict.
+const CONFLICTS: [&str; 2] = ["<<<<<<< ", ">>>>>>> "];
 /// Praise, in lower case: it says nothing that can be checked.
 const PRAISE: [&str; 7] = [
     "blazing",
@@ -67,7 +69,9 @@ pub(super) fn check_words(repository: &Repository) -> Vec<Finding> {
 fn unfit_word(line: &str) -> Option<String> {
     let mut words = line.split(|character: char| !character.is_alphanumeric() && character != '-' && character != '_');
     let mut macros = MACROS.iter();
-    if let Some(mark) = words.clone().find(|word| MARKS.contains(word)) {
+    if CONFLICTS.iter().any(|mark| line.starts_with(mark)) {
+        Some("two versions were merged here and none was chosen".into())
+    } else if let Some(mark) = words.clone().find(|word| MARKS.contains(word)) {
         Some(format!(
             "{mark}: finish it, or say what is missing where users look for it"
         ))
@@ -115,6 +119,8 @@ mod tests {
             "Blazingly fast",
             "a state-of-the-art library",
             "\u{1f680} start",
+            "<<<<<<< ours",
+            ">>>>>>> theirs",
         ] {
             assert!(unfit_word(line).is_some(), "{line}");
         }
