@@ -320,7 +320,10 @@ fn every_rank_gets_one_ranks_value() {
             let told = on_ranks(world, |communicator| {
                 let acc = accelerator(communicator);
                 let own = (acc.world().rank, format!("rank {}", acc.world().rank));
-                (acc.broadcast_object(&own, from).unwrap(), acc.broadcast_object(&own, world).is_err())
+                (
+                    acc.broadcast_object(&own, from).unwrap(),
+                    acc.broadcast_object(&own, world).is_err(),
+                )
             });
             assert_eq!(told, vec![((from, format!("rank {from}")), true); world]);
         }
