@@ -15,7 +15,7 @@ pub(super) struct Line<'r> {
 
 const WIDTH: f64 = 600.0;
 const HEIGHT: f64 = 320.0;
-const LEFT: f64 = 72.0;
+const LEFT: f64 = 80.0;
 const RIGHT: f64 = 16.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 46.0;
@@ -63,7 +63,7 @@ pub(super) fn line_plot(lines: &[Line<'_>], unit: &str) -> Option<String> {
     put(format_args!(
         "<path class=\"axis\" d=\"M{LEFT} {TOP}V{base}H{}\"/>\
          <text class=\"name\" x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">optimizer step</text>\
-         <text class=\"name\" transform=\"translate(16 {}) rotate(-90)\" text-anchor=\"middle\">{}</text>",
+         <text class=\"name\" transform=\"translate(14 {}) rotate(-90)\" text-anchor=\"middle\">{}</text>",
         WIDTH - RIGHT,
         HEIGHT - 8.0,
         (TOP + base) / 2.0,
