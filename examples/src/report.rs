@@ -104,6 +104,7 @@ fn is_found_by_all(error: &Error) -> bool {
         | Error::FullySharded(_)
         | Error::Exclusive { .. }
         | Error::Order { .. }
+        | Error::Disagreement { .. }
         | Error::Loader { .. } => true,
         Error::Zero(error) => matches!(
             error,

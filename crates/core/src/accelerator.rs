@@ -210,6 +210,7 @@ impl<'a> dyn Accelerator + 'a {
             self.seed(),
             Arc::clone(self.accumulation()),
         )?;
+        crate::agreement::check_alike(&**self.communicator(), "data loader", &loader.described())?;
         self.registry().add_numbered("loader", loader.position());
         Ok(loader)
     }

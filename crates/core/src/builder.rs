@@ -302,6 +302,11 @@ impl AcceleratorBuilder {
                 (std::sync::Arc::clone(&connection.communicator), Some(connection))
             }
         };
+        if let Some(checkpoints) = &settings.checkpoints {
+            // Hours of training should not end with the first save.
+            let check = || crate::checkpoint::check_writable(&checkpoints.folder);
+            crate::together::together(&*communicator, if world.is_main() { check() } else { Ok(()) })?;
+        }
         if world.is_main() {
             tell(&settings, &device);
         }

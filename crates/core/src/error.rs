@@ -79,6 +79,20 @@ pub enum Error {
         /// What must come first.
         hint: String,
     },
+    /// Ranks were told different things: they would train on, with wrong numbers.
+    #[error(
+        "{what}: rank 0 has {first}; rank {rank} has {other}; start all ranks with the same arguments and environment"
+    )]
+    Disagreement {
+        /// What they were to decide alike.
+        what: &'static str,
+        /// What rank 0 has decided.
+        first: String,
+        /// The first rank that has decided otherwise.
+        rank: usize,
+        /// What that is.
+        other: String,
+    },
     /// Work that every rank does alone failed on at least one.
     #[error("{}{message}", if *rank == 0 { String::new() } else { format!("rank {rank}: ") })]
     Together {

@@ -28,6 +28,7 @@
 
 mod accelerator;
 mod accumulation;
+mod agreement;
 mod builder;
 pub mod checkpoint;
 mod chrome_trace;

@@ -225,6 +225,8 @@ impl Accelerator for ManagedAccelerator {
 
     fn prepare_optimizer(&self, rule: Box<dyn OptimizerRule>) -> Result<Optimizer> {
         self.check_classes()?;
+        let own = format!("{rule:?}, {:?}", self.settings.in_words());
+        crate::agreement::check_alike(&**self.communicator(), "optimizer and settings", &own)?;
         let learning_rate = rule.base_learning_rate();
         self.engine.set_optimizer(rule)?;
         self.tell();

@@ -19,6 +19,9 @@ const BLAME: [(&str, &str); 3] = [
     ("MPI_ABORT was invoked on rank ", " in communicator"),
 ];
 
+/// What ranks say whose failure another one tells ([`sconce_core::Error::ReportedByMain`]).
+const ELSEWHERE: &str = "rank 0 has the message";
+
 /// The report on a run that was stopped by `cause`.
 ///
 /// `pids` has the process id of each rank; `last_lines`, where known, the end of each rank's stderr.
@@ -102,7 +105,10 @@ fn blamed(own_lines: &LastLines) -> Option<usize> {
 /// The end of what `rank`, or else the first of `others` that has said something, has written to stderr.
 fn end_of_stderr(rank: usize, others: impl Iterator<Item = usize>, last_lines: &BTreeMap<Writer, LastLines>) -> String {
     let said = |rank: usize| last_lines.get(&Some(rank)).filter(|lines| lines.iter().len() > 0);
-    let teller = std::iter::once(rank).chain(others).find(|rank| said(*rank).is_some());
+    let is_cause = |rank: usize| said(rank).is_some_and(|lines| !lines.iter().any(|line| line.contains(ELSEWHERE)));
+    let tellers = Vec::from_iter(std::iter::once(rank).chain(others));
+    let first_of = |is_fit: &dyn Fn(usize) -> bool| tellers.iter().copied().find(|rank| is_fit(*rank));
+    let teller = first_of(&is_cause).or_else(|| first_of(&|rank| said(rank).is_some()));
     let Some((teller, lines)) = teller.and_then(|teller| Some((teller, said(teller)?))) else {
         return String::new();
     };

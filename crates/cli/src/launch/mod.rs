@@ -58,6 +58,9 @@ use sconce_collectives::Backend;
 use stop_signals::StopSignals;
 use supervise::{Cause, Outcome, supervise};
 
+/// More ranks on one host than any has cores for.
+const MOST_RANKS: usize = 1024;
+
 /// Runs `sconce launch`. Must be called on the main thread.
 ///
 /// # Errors
@@ -73,6 +76,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
         _ => None,
     };
     let ranks = arguments.num_processes;
+    if mpirun.is_none() && ranks > MOST_RANKS {
+        return Err(CommandError::failure(format!(
+            "--num_processes {ranks}: at most {MOST_RANKS} ranks are started on one host; for more hosts see --mpirun_hostfile"
+        )));
+    }
     let of_ranks = environment::of_ranks(arguments);
     let ranks_per_host = match &mpirun {
         Some(mpirun) => mpirun.ranks_per_host(ranks),

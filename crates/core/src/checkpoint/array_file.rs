@@ -211,7 +211,7 @@ impl ArrayFiles {
                 .is_none_or(|expected| *expected != hash(&self.block))
             {
                 return Err(damaged(format!(
-                    "bytes {} to {} are not what was written: the file is damaged",
+                    "bytes {} to {} are not what was written: the file is damaged, load another checkpoint",
                     whole.start, whole.end
                 )));
             }

@@ -32,6 +32,18 @@ pub(super) fn begin(target: &Path) -> Result<PathBuf, CheckpointError> {
     Ok(partial)
 }
 
+/// Makes the folder of numbered checkpoints if need be, and finds out whether something can be written there.
+pub(crate) fn check_writable(folder: &Path) -> Result<(), CheckpointError> {
+    let probe = folder.join(".writable");
+    let written = fs::create_dir_all(folder)
+        .and_then(|()| File::create(&probe))
+        .and_then(|_| fs::remove_file(&probe));
+    written.map_err(|error| CheckpointError::Unusable {
+        path: folder.into(),
+        reason: format!("checkpoints cannot be written here ({error}); name a folder that can be written"),
+    })
+}
+
 /// Returns where the checkpoint to be called `target` is written.
 pub(super) fn partial(target: &Path) -> PathBuf {
     beside(target, "partial")
@@ -143,7 +155,8 @@ fn parent(target: &Path) -> &Path {
     }
 }
 
-fn remove(folder: &Path) -> Result<(), CheckpointError> {
+/// Removes a folder, if there is one.
+pub(super) fn remove(folder: &Path) -> Result<(), CheckpointError> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(unusable(folder, &error)),
         _ => Ok(()),

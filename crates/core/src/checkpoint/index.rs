@@ -140,6 +140,7 @@ impl Index {
                 Err(error) => return Err(format!("{file}: {error}")),
             }
         }
+        self.models.iter().try_for_each(ModelEntry::check)?;
         for (name, parameter) in self.models.iter().flat_map(|model| &model.parameters) {
             let elements = parameter
                 .shape
@@ -177,6 +178,34 @@ fn is_plain_name(name: &str) -> bool {
 }
 
 impl ModelEntry {
+    /// Checks that what is known of parameters is known of all that are trained: a part that is missing would begin anew.
+    fn check(&self) -> Result<(), String> {
+        let has_state =
+            |parameter: &ParameterEntry| parameter.arrays.keys().any(|what| self.state_names.contains(what));
+        let stepped = self.parameters.iter().filter(|(_, parameter)| has_state(parameter));
+        for (name, parameter) in stepped {
+            if let Some(what) = self
+                .state_names
+                .iter()
+                .find(|what| !parameter.arrays.contains_key(*what))
+            {
+                return Err(format!("{name} has no {what}"));
+            }
+            if !self.steps.contains_key(name) {
+                return Err(format!("{name} has optimizer state and no count of steps"));
+            }
+        }
+        let mut order = Vec::from_iter(&self.gradient_order);
+        order.sort_unstable();
+        order.dedup();
+        let is_known = |name: &&String| self.parameters.contains_key(*name);
+        if order.len() != self.gradient_order.len() || !order.iter().all(is_known) {
+            return Err("the order of gradients names a parameter twice, or one that is not there".into());
+        }
+        let too_many = self.steps.iter().find(|(_, steps)| **steps > 1 << 53);
+        too_many.map_or(Ok(()), |(name, steps)| Err(format!("{name} has taken {steps} steps")))
+    }
+
     /// Takes over what an engine knows besides arrays.
     pub(super) fn of(state: EngineState) -> Self {
         Self {

@@ -34,6 +34,7 @@ mod weights_export;
 pub use background::Background;
 pub use differences::{Difference, DifferenceKind};
 pub use error::CheckpointError;
+pub(crate) use folder::check_writable;
 pub use load::{LoadOptions, Loaded};
 pub use opened::{Checkpoint, SavedArray, SavedModel, SavedTensor, Verified};
 pub use registry::{Registry, Stateful};

@@ -158,7 +158,12 @@ pub(super) fn write(
     )?;
     let partial = begun.unwrap_or_else(|| folder::partial(&target));
     let written = boxes.write(&partial.join(file_name(group.rank())), fill);
-    let length = together(group, written)?;
+    let length = together(group, written).inspect_err(|_| {
+        if is_main {
+            // A disk may be full because of it. The failure that is told is the first.
+            let _ = folder::remove(&partial);
+        }
+    })?;
     let files = gather_json(group, &(file_name(group.rank()), length))?;
     let told = gather_json(group, &boxes.told)?;
     let published = if is_main {

@@ -142,6 +142,18 @@ impl<D: Source> PreparedLoader<D> {
         Arc::clone(&self.position)
     }
 
+    /// Describes what all ranks must have alike.
+    pub(crate) fn described(&self) -> String {
+        let Reading { deal, seed, .. } = &self.settings.reading;
+        let items = match &self.settings.dispatch {
+            // Rank 0 reads for all.
+            Some(_) => None,
+            None => self.source.items(&self.settings.reading),
+        };
+        let items = items.map_or_else(String::new, |items| format!("{items} samples, "));
+        format!("{items}{} a rank and step, seed {seed}", deal.per_rank)
+    }
+
     /// Returns what is read: the data set, or the stream.
     pub fn dataset(&self) -> &D {
         &self.source

@@ -362,11 +362,11 @@ fn numbered_checkpoints_are_pruned_when_the_next_is_there_and_the_newest_whole_o
 #[test]
 fn a_rank_that_cannot_write_fails_all_and_a_failure_in_the_background_is_told_by_the_next_call() {
     let folder = tempfile::tempdir().unwrap();
-    let blocked = folder.path().join("file");
+    let (blocked, numbered) = (folder.path().join("file"), folder.path().join("numbered"));
     fs::write(&blocked, "in the way").unwrap();
     on_ranks(2, |communicator| {
         let checkpoints = Checkpoints {
-            folder: blocked.join("checkpoints"),
+            folder: numbered.clone(),
             total_limit: None,
         };
         let mut run = start(communicator, AcceleratorBuilder::default().checkpoints(checkpoints), 5);
@@ -377,6 +377,13 @@ fn a_rank_that_cannot_write_fails_all_and_a_failure_in_the_background_is_told_by
             !run.acc.is_main_process() || existing.contains("it exists already"),
             "{existing}"
         );
+        run.acc
+            .together(if run.acc.is_main_process() {
+                fs::remove_dir(&numbered).and_then(|()| fs::write(&numbered, "in the way"))
+            } else {
+                Ok(())
+            })
+            .unwrap();
         assert!(run.acc.save_checkpoint_in_background().is_err() || run.acc.finish_saving().is_err());
         run.acc.wait_for_everyone().unwrap();
     });
@@ -411,4 +418,57 @@ fn several_models_are_saved_together() {
         layers.map(|layer| flat(layer.weight()))
     });
     assert!(found.iter().all(|found| *found == values[0]));
+}
+
+#[test]
+fn an_index_that_lacks_a_part_of_what_was_saved_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = save(folder.path());
+    let index = path.join("index.json");
+    let whole: serde_json::Value = serde_json::from_str(&fs::read_to_string(&index).unwrap()).unwrap();
+    let refused = |part: &str, change: fn(&mut serde_json::Value)| {
+        let mut changed = whole.clone();
+        change(&mut changed["models"][0]);
+        fs::write(&index, changed.to_string()).unwrap();
+        assert_refused(&path, &[part]);
+    };
+    refused("first.weight has no exp_avg", |model| {
+        model["parameters"]["first.weight"]["arrays"]
+            .as_object_mut()
+            .unwrap()
+            .remove("exp_avg");
+    });
+    refused("first.weight has optimizer state and no count of steps", |model| {
+        model["steps"].as_object_mut().unwrap().remove("first.weight");
+    });
+    refused("has taken 9223372036854775808 steps", |model| {
+        model["steps"]["first.weight"] = (1u64 << 63).into()
+    });
+    refused("the order of gradients", |model| {
+        model["gradient_order"] = vec!["x"; 4].into()
+    });
+    refused("the order of gradients", |model| {
+        model["gradient_order"] = vec!["first.weight"; 4].into()
+    });
+}
+
+#[test]
+fn a_folder_that_cannot_hold_checkpoints_is_told_before_training() {
+    let folder = tempfile::tempdir().unwrap();
+    let blocked = folder.path().join("file");
+    fs::write(&blocked, "in the way").unwrap();
+    let outcomes = on_ranks(2, |communicator| {
+        let checkpoints = Checkpoints {
+            folder: blocked.clone(),
+            total_limit: None,
+        };
+        let builder = AcceleratorBuilder::default()
+            .checkpoints(checkpoints)
+            .communicator(communicator);
+        builder.build_with(|_| None).unwrap_err().to_string()
+    });
+    assert!(
+        outcomes[0].contains("checkpoints cannot be written here"),
+        "{outcomes:?}"
+    );
 }

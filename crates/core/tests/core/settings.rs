@@ -126,3 +126,49 @@ fn a_strategy_that_cannot_be_is_refused_when_the_optimizer_is_prepared() {
         "{text}"
     );
 }
+
+#[test]
+fn ranks_that_were_told_different_things_are_named_before_training() {
+    let told = |differs: fn(AcceleratorBuilder, usize) -> (AcceleratorBuilder, f64, usize, usize)| {
+        on_ranks(3, |communicator| {
+            let rank = communicator.rank();
+            let (builder, rate, batch, rows) = differs(AcceleratorBuilder::default().communicator(communicator), rank);
+            let acc = builder.build_with(|_| None).unwrap();
+            let _model = super::training::model(&*acc);
+            let rule = Sgd {
+                learning_rate: rate,
+                ..Sgd::default()
+            };
+            let data = sconce_core::DataLoader::new(super::training::dataset(rows).2, batch);
+            let outcome = acc.prepare(rule, data, sconce_core::schedule::ConstantSchedule);
+            outcome.map(drop).unwrap_err().to_string()
+        })
+    };
+    for (texts, parts) in [
+        (
+            told(|builder, rank| (builder, 0.1 * (1 + rank / 2) as f64, 4, 24)),
+            ["optimizer", "0.1", "rank 2 has", "0.2"],
+        ),
+        (
+            told(|builder, rank| (builder.gradient_accumulation_steps(1 + rank as u64 / 2), 0.1, 4, 24)),
+            [
+                "settings",
+                "accumulation_steps: 1",
+                "rank 2 has",
+                "accumulation_steps: 2",
+            ],
+        ),
+        (
+            told(|builder, rank| (builder, 0.1, 4 + rank / 2, 24)),
+            ["data loader", "4 a rank", "rank 2 has", "5 a rank"],
+        ),
+        (
+            told(|builder, rank| (builder, 0.1, 4, 24 + rank / 2)),
+            ["data loader", "24 samples", "rank 2 has", "25 samples"],
+        ),
+    ] {
+        for text in &texts {
+            assert!(parts.iter().all(|part| text.contains(part)), "{parts:?} in {text}");
+        }
+    }
+}
