@@ -442,13 +442,13 @@ fn an_index_that_lacks_a_part_of_what_was_saved_is_refused() {
         model["steps"].as_object_mut().unwrap().remove("first.weight");
     });
     refused("has taken 9223372036854775808 steps", |model| {
-        model["steps"]["first.weight"] = (1u64 << 63).into()
+        model["steps"]["first.weight"] = (1u64 << 63).into();
     });
     refused("the order of gradients", |model| {
-        model["gradient_order"] = vec!["x"; 4].into()
+        model["gradient_order"] = vec!["x"; 4].into();
     });
     refused("the order of gradients", |model| {
-        model["gradient_order"] = vec!["first.weight"; 4].into()
+        model["gradient_order"] = vec!["first.weight"; 4].into();
     });
 }
 
