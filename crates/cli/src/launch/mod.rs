@@ -77,7 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
     };
     let ranks = arguments.num_processes;
     if mpirun.is_none() && ranks > MOST_RANKS {
-        return Err(CommandError::failure(format!(
+        return Err(CommandError::usage(format!(
             "--num_processes {ranks}: at most {MOST_RANKS} ranks are started on one host; for more hosts see --mpirun_hostfile"
         )));
     }

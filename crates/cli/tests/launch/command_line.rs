@@ -117,3 +117,21 @@ fn an_example_is_built_once_and_started_per_rank() {
         "{stderr}"
     );
 }
+
+#[test]
+fn more_ranks_than_any_host_has_cores_for_are_refused_before_one_starts() {
+    let output = launcher().args(["-n", "99999", "/bin/true"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let told = text(&output.stderr);
+    assert!(told.contains("--num_processes 99999: at most 1024 ranks"), "{told}");
+}
+
+#[test]
+fn the_rank_that_has_the_message_is_told_last_whichever_failed_first() {
+    let script = "if [ $RANK = 1 ]; then echo 'stopped with the other ranks; rank 0 has the message'; \
+                  else echo 'error: no such file'; fi >&2; exit 1";
+    let output = launcher().args(["-n", "2", "sh", "-c", script]).output().unwrap();
+    let told = text(&output.stderr);
+    let end = told.rsplit("the end of").next().unwrap();
+    assert!(end.contains("error: no such file"), "{told}");
+}
