@@ -4,20 +4,30 @@ use crate::{example, sconce, text, train_with};
 use std::path::Path;
 use std::process::Command;
 
-/// Runs an example and returns the losses that it prints.
-fn losses(name: &str, ranks: usize) -> Vec<f64> {
+/// Runs an example, the launcher with these flags, and returns what rank 0 prints.
+fn lines(name: &str, ranks: &str, flags: &[&str]) -> Vec<String> {
     let mut command = Command::new(sconce());
     command
-        .args(["launch", "--num_processes", &ranks.to_string()])
+        .args(["launch", "--num_processes", ranks])
+        .args(flags)
         .arg(example(name));
     let output = command.output().expect("sconce runs");
     assert!(output.status.success(), "{}", text(&output.stderr));
     let lines = text(&output.stdout);
-    let loss = |line: &str| {
+    Vec::from_iter(
+        lines
+            .lines()
+            .map(|line| line.trim_start_matches("[rank 0] ").to_owned()),
+    )
+}
+
+/// Runs an example and returns the losses that it prints.
+fn losses(name: &str, ranks: usize) -> Vec<f64> {
+    let loss = |line: &String| {
         line.split_once("loss ")
             .map(|(_, loss)| loss.trim().parse().expect("a number"))
     };
-    lines.lines().filter_map(loss).collect()
+    lines(name, &ranks.to_string(), &[]).iter().filter_map(loss).collect()
 }
 
 #[test]
@@ -46,21 +56,7 @@ fn a_custom_strategy_trains_to_the_numbers_of_data_parallelism() {
 
 #[test]
 fn two_models_in_one_loop_learn_alike_on_any_number_of_ranks_and_however_they_are_sharded() {
-    let lines = |ranks: &str, flags: &[&str]| {
-        let mut command = Command::new(sconce());
-        command
-            .args(["launch", "--num_processes", ranks])
-            .args(flags)
-            .arg(example("gan"));
-        let output = command.output().expect("sconce runs");
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let lines = text(&output.stdout);
-        Vec::from_iter(
-            lines
-                .lines()
-                .map(|line| line.trim_start_matches("[rank 0] ").to_owned()),
-        )
-    };
+    let lines = |ranks: &str, flags: &[&str]| lines("gan", ranks, flags);
     // Losses of both models, and the middle of the points drawn.
     let numbers = |line: &String| -> Vec<f64> {
         let words = line.split_whitespace();
@@ -96,20 +92,7 @@ fn two_models_in_one_loop_learn_alike_on_any_number_of_ranks_and_however_they_ar
 
 #[test]
 fn every_held_out_sample_counts_once_on_any_number_of_ranks() {
-    let lines = |ranks: &str| {
-        let mut command = Command::new(sconce());
-        command
-            .args(["launch", "--num_processes", ranks])
-            .arg(example("evaluate"));
-        let output = command.output().expect("sconce runs");
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let lines = text(&output.stdout);
-        Vec::from_iter(
-            lines
-                .lines()
-                .map(|line| line.trim_start_matches("[rank 0] ").to_owned()),
-        )
-    };
+    let lines = |ranks: &str| lines("evaluate", ranks, &[]);
     let one = lines("1");
     assert!(
         one.len() == 8 && one.iter().all(|line| line.contains("samples 103")),
