@@ -5,6 +5,7 @@ use super::index::{BLOCK, BoxEntry};
 use bytemuck::cast_slice;
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
+use rayon::prelude::*;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use sconce_zero::PieceValues;
@@ -77,11 +78,13 @@ impl ArrayWriter {
 
     /// Writes the next box; returns its hashes.
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<Vec<String>, CheckpointError> {
-        let mut hashes = Vec::with_capacity(bytes.len().div_ceil(BLOCK));
-        for block in bytes.chunks(BLOCK) {
-            self.write_bytes(block)?;
-            hashes.push(hash(block));
-        }
+        // Hashing takes as long as writing, and needs nothing that writing needs.
+        let hash_all = || bytes.par_chunks(BLOCK).map(hash).collect::<Vec<_>>();
+        let (written, hashes) = rayon::join(
+            || bytes.chunks(BLOCK).try_for_each(|block| self.write_bytes(block)),
+            hash_all,
+        );
+        written?;
         Ok(hashes)
     }
 
