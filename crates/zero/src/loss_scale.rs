@@ -7,6 +7,7 @@
 
 use crate::optimizer::in_range;
 use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
 
 /// How the loss scale changes.
 #[derive(Debug, Clone, PartialEq)]
@@ -84,7 +85,7 @@ impl Default for BackoffScaling {
 }
 
 /// What a [`LossScaler`] remembers: with its [`LossScaling`], all that a checkpoint needs.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LossScaleState {
     /// The scale now.
     pub scale: f64,

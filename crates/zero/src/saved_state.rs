@@ -3,12 +3,13 @@
 use crate::{LossScaleState, ParameterInfo};
 use candle_core::DType;
 use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// What an engine knows besides arrays; the same on all ranks.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct EngineState {
     /// The update rule's name; `None` with an optimizer of candle's kind, whose state is its own.
     pub rule: Option<String>,

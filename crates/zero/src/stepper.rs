@@ -121,7 +121,7 @@ impl Stepper {
             holds,
             parameters,
         };
-        let outcome = pass.run(&mut state);
+        let outcome = state.for_each_group(|group, arrays, masters| pass.update_group(group, arrays, masters));
         self.state = Some(state);
         outcome
     }
@@ -219,6 +219,30 @@ fn has_masters_apart(bucket: &Held<'_>) -> bool {
     bucket.layout.dtype != candle_core::DType::F32
 }
 
+impl State {
+    /// Runs `work` on every group, with its arrays and the masters that lie beside them, if there are some.
+    fn for_each_group(
+        &mut self,
+        mut work: impl FnMut(&Group, &mut [&mut [f32]], Option<&mut [f32]>) -> Result<()>,
+    ) -> Result<()> {
+        for (group, arrays) in &mut self.in_memory {
+            work(group, &mut arrays.each_mut().map(Vec::as_mut_slice), None)?;
+        }
+        for OnDisk {
+            groups,
+            state,
+            has_masters,
+        } in &mut self.on_disk
+        {
+            state.for_each_group(|number, arrays| {
+                let (state, masters) = split_masters(arrays, *has_masters);
+                work(&groups[number], state, masters)
+            })?;
+        }
+        Ok(())
+    }
+}
+
 impl Group {
     /// Returns the group of all that this rank holds of a bucket; its arrays are laid out like the bucket.
     fn of_bucket(number: usize, bucket: &Held<'_>) -> Self {
@@ -291,25 +315,6 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    fn run(&self, state: &mut State) -> Result<()> {
-        for (group, arrays) in &mut state.in_memory {
-            let mut arrays = arrays.each_mut().map(Vec::as_mut_slice);
-            self.update_group(group, &mut arrays, None)?;
-        }
-        for OnDisk {
-            groups,
-            state,
-            has_masters,
-        } in &mut state.on_disk
-        {
-            state.for_each_group(|number, arrays| {
-                let (state, masters) = split_masters(arrays, *has_masters);
-                self.update_group(&groups[number], state, masters)
-            })?;
-        }
-        Ok(())
-    }
-
     fn update_group(&self, group: &Group, state: &mut [&mut [f32]], mut masters: Option<&mut [f32]>) -> Result<()> {
         for segment in &group.segments {
             let bucket = &self.buckets[segment.bucket];

@@ -1,10 +1,10 @@
 //! The optimizer's state as pieces of parameters, for checkpoints.
 
-use super::{Group, OnDisk, State, Stepper, split_masters};
+use super::{Group, Stepper};
 use crate::bucket::Held;
 use crate::engine::Reading;
 use crate::parameter::Parameter;
-use crate::{OptimizerRule, PieceValues, Result, StatePiece, StateSlices};
+use crate::{OptimizerRule, PieceValues, Result, StatePiece};
 use std::ops::Range;
 
 impl Stepper {
@@ -32,11 +32,12 @@ impl Stepper {
         visit: &mut dyn FnMut(StatePiece<'_>) -> Result<()>,
     ) -> Result<()> {
         let names = self.rule.state_names();
-        let mut visit_arrays = |group: &Group, arrays: &[&mut [f32]], masters: Option<&[f32]>| {
+        let Some(state) = &mut self.state else { return Ok(()) };
+        state.for_each_group(|group, arrays, masters| {
             for segment in group.segments.iter().filter(|segment| segment.part == part) {
                 let (parameter, elements) = segment.elements(buckets, parameters);
                 let named = names.iter().copied().zip(arrays.iter().map(|array| &**array));
-                let masters = masters.map(|masters| (StatePiece::VALUE, masters));
+                let masters = masters.as_deref().map(|masters| (StatePiece::VALUE, masters));
                 for (what, array) in named.chain(masters).filter(|_| !elements.is_empty()) {
                     visit(StatePiece {
                         info: &parameter.info,
@@ -47,23 +48,7 @@ impl Stepper {
                 }
             }
             Ok(())
-        };
-        let Some(state) = &mut self.state else { return Ok(()) };
-        for (group, arrays) in &mut state.in_memory {
-            visit_arrays(group, &arrays.each_mut().map(Vec::as_mut_slice), None)?;
-        }
-        for OnDisk {
-            groups,
-            state,
-            has_masters,
-        } in &mut state.on_disk
-        {
-            state.for_each_group(|number, arrays| {
-                let (state, masters) = split_masters(arrays, *has_masters);
-                visit_arrays(&groups[number], state, masters.as_deref())
-            })?;
-        }
-        Ok(())
+        })
     }
 
     /// Returns what [`Stepper::visit`] would visit: parameters by number, arrays and elements.
@@ -104,54 +89,27 @@ impl Stepper {
             None => self.new_state(buckets, parameters)?,
         };
         let names = self.rule.state_names();
-        let outcome = restore_state(&mut state, names, buckets, parameters, reading);
+        let outcome = state.for_each_group(|group, arrays, mut masters| {
+            for segment in &group.segments {
+                let (parameter, elements) = segment.elements(buckets, parameters);
+                if elements.is_empty() {
+                    continue;
+                }
+                for (what, array) in names.iter().zip(arrays.iter_mut()) {
+                    reading.fill(parameter, what, elements.clone(), &mut array[segment.place()])?;
+                }
+                if let Some(masters) = masters.as_deref_mut() {
+                    let masters = &mut masters[segment.place()];
+                    if reading.fill(parameter, StatePiece::VALUE, elements.clone(), masters)? {
+                        segment.copy_masters(buckets, parameters, masters)?;
+                    }
+                }
+            }
+            Ok(())
+        });
         self.state = Some(state);
         outcome
     }
-}
-
-fn restore_state(
-    state: &mut State,
-    names: &[&str],
-    buckets: &[Held<'_>],
-    parameters: &[Parameter],
-    reading: &mut Reading<'_>,
-) -> Result<()> {
-    let mut fill = |group: &Group, arrays: &mut [&mut [f32]], masters: Option<&mut [f32]>| -> Result<()> {
-        let mut masters = masters;
-        for segment in &group.segments {
-            let (parameter, elements) = segment.elements(buckets, parameters);
-            if elements.is_empty() {
-                continue;
-            }
-            for (what, array) in names.iter().zip(arrays.iter_mut()) {
-                reading.fill(parameter, what, elements.clone(), &mut array[segment.place()])?;
-            }
-            if let Some(masters) = masters.as_deref_mut() {
-                let masters = &mut masters[segment.place()];
-                if reading.fill(parameter, StatePiece::VALUE, elements.clone(), masters)? {
-                    segment.copy_masters(buckets, parameters, masters)?;
-                }
-            }
-        }
-        Ok(())
-    };
-    for (group, arrays) in &mut state.in_memory {
-        let mut arrays: [&mut [f32]; StateSlices::MOST] = arrays.each_mut().map(Vec::as_mut_slice);
-        fill(group, &mut arrays, None)?;
-    }
-    for OnDisk {
-        groups,
-        state,
-        has_masters,
-    } in &mut state.on_disk
-    {
-        state.for_each_group(|number, arrays| {
-            let (state, masters) = split_masters(arrays, *has_masters);
-            fill(&groups[number], state, masters)
-        })?;
-    }
-    Ok(())
 }
 
 impl super::Segment {
