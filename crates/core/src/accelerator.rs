@@ -346,7 +346,7 @@ impl<'a> dyn Accelerator + 'a {
     /// # Errors
     /// When a value cannot be written as JSON or read from it, as numbers that are not finite; or the group fails.
     pub fn gather_objects<T: Serialize + DeserializeOwned>(&self, values: &[T]) -> Result<Vec<T>> {
-        crate::metrics::gather_objects(&**self.communicator(), values)
+        crate::objects::gather_objects(&**self.communicator(), values)
     }
 
     /// Returns rank `from`'s value; it travels as JSON.
@@ -356,7 +356,7 @@ impl<'a> dyn Accelerator + 'a {
     pub fn broadcast_object<T: Serialize + DeserializeOwned>(&self, value: &T, from: usize) -> Result<T> {
         let is_from = self.world().rank == from;
         let own = if is_from { std::slice::from_ref(value) } else { &[] };
-        let told = crate::metrics::gather_objects(&**self.communicator(), own)?;
+        let told = crate::objects::gather_objects(&**self.communicator(), own)?;
         told.into_iter().next().ok_or_else(|| Error::Setting {
             setting: "broadcast_object from",
             value: from.to_string(),

@@ -7,7 +7,7 @@ use sconce_collectives::Communicator;
 pub(crate) fn check_alike(communicator: &dyn Communicator, what: &'static str, own: &str) -> Result<()> {
     // An address says nothing, and is another in every process.
     let own = if own.contains("0x") { "" } else { own };
-    let all = crate::metrics::gather_objects(communicator, &[own.to_owned()])?;
+    let all = crate::objects::gather_objects(communicator, &[own.to_owned()])?;
     match all.iter().position(|other| *other != all[0]) {
         None => Ok(()),
         Some(rank) => Err(Error::Disagreement {

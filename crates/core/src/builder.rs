@@ -304,8 +304,9 @@ impl AcceleratorBuilder {
         };
         if let Some(checkpoints) = &settings.checkpoints {
             // Hours of training should not end with the first save.
-            let check = || crate::checkpoint::check_writable(&checkpoints.folder);
-            crate::together::together(&*communicator, if world.is_main() { check() } else { Ok(()) })?;
+            crate::together::on_main(&*communicator, || {
+                crate::checkpoint::check_writable(&checkpoints.folder)
+            })?;
         }
         if world.is_main() {
             tell(&settings, &device);

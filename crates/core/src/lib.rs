@@ -49,6 +49,7 @@ mod managed;
 mod metrics;
 mod nested;
 pub mod nn;
+mod objects;
 mod optimizer;
 mod processes;
 pub mod schedule;

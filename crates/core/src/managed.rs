@@ -85,6 +85,12 @@ impl ManagedAccelerator {
         }
     }
 
+    /// Fails unless all ranks have this optimizer and these settings.
+    fn check_alike(&self, optimizer: &str) -> Result<()> {
+        let own = format!("{optimizer}, {:?}", self.settings.in_words());
+        crate::agreement::check_alike(&**self.communicator(), "optimizer and settings", &own)
+    }
+
     /// Logs what may surprise, once for all ranks.
     fn tell(&self) {
         if self.world.is_main() {
@@ -225,8 +231,7 @@ impl Accelerator for ManagedAccelerator {
 
     fn prepare_optimizer(&self, rule: Box<dyn OptimizerRule>) -> Result<Optimizer> {
         self.check_classes()?;
-        let own = format!("{rule:?}, {:?}", self.settings.in_words());
-        crate::agreement::check_alike(&**self.communicator(), "optimizer and settings", &own)?;
+        self.check_alike(&format!("{rule:?}"))?;
         let learning_rate = rule.base_learning_rate();
         self.engine.set_optimizer(rule)?;
         self.tell();
@@ -235,6 +240,7 @@ impl Accelerator for ManagedAccelerator {
 
     fn prepare_candle_optimizer(&self, optimizer: CandleOptimizer) -> Result<Optimizer> {
         self.check_classes()?;
+        self.check_alike("an optimizer of candle's kind")?;
         let learning_rate = self.engine.set_candle_optimizer(optimizer)?;
         self.tell();
         Ok(self.optimizer(learning_rate))

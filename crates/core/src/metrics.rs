@@ -1,6 +1,7 @@
 //! Gathering results of an evaluation, so that every sample of the data set counts once.
 
 use crate::data::BatchFacts;
+use crate::objects::gather_objects;
 use crate::{Error, Nested, Result};
 use sconce_collectives::Communicator;
 use serde::Serialize;
@@ -59,28 +60,4 @@ fn fresh_rows(
         return Err(Error::Metrics { reason });
     }
     Ok(batch.map(|batch| batch.fresh))
-}
-
-/// Returns all ranks' values in rank order.
-pub(crate) fn gather_objects<T: Serialize + DeserializeOwned>(
-    communicator: &dyn Communicator,
-    values: &[T],
-) -> Result<Vec<T>> {
-    let own = crate::together::together(communicator, serde_json::to_vec(values))?;
-    let mut lengths = vec![0i64; communicator.size()];
-    communicator.all_gather(&[own.len() as i64], &mut lengths)?;
-    let lengths: Vec<usize> = lengths.into_iter().map(|length| length as usize).collect();
-    let mut all = vec![0u8; lengths.iter().sum()];
-    communicator.all_gather_v(&own, &mut all, &lengths)?;
-    let mut rest = all.as_slice();
-    let mut gathered = Vec::new();
-    for (rank, length) in lengths.into_iter().enumerate() {
-        let (text, behind) = rest.split_at(length);
-        rest = behind;
-        let values: Vec<T> = serde_json::from_slice(text).map_err(|error| Error::Metrics {
-            reason: format!("rank {rank}'s values cannot be read from JSON as they were written: {error}"),
-        })?;
-        gathered.extend(values);
-    }
-    Ok(gathered)
 }

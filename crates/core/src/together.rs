@@ -3,6 +3,15 @@
 use crate::{Error, Result};
 use sconce_collectives::Communicator;
 
+/// Does what is one rank's to do for all: returns what `work` does on rank 0, there, and fails on all ranks if it fails.
+pub(crate) fn on_main<T, E: std::fmt::Display>(
+    communicator: &dyn Communicator,
+    work: impl FnOnce() -> Result<T, E>,
+) -> Result<Option<T>> {
+    let is_main = communicator.rank() == 0;
+    together(communicator, if is_main { work().map(Some) } else { Ok(None) })
+}
+
 /// Returns the value if every rank has one, else the first failing rank's message on rank 0.
 pub(crate) fn together<T, E: std::fmt::Display>(communicator: &dyn Communicator, outcome: Result<T, E>) -> Result<T> {
     // `{:#}` lets errors with a chain, such as anyhow's, say all of it.

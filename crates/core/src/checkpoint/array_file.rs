@@ -20,20 +20,6 @@ use std::path::{Path, PathBuf};
 /// Longest header that is read.
 const MOST_HEADER: u64 = 100 << 20;
 
-/// What a box to be written is.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct PlannedBox {
-    pub(super) tensor: String,
-    pub(super) dtype: &'static str,
-    pub(super) elements: usize,
-}
-
-impl PlannedBox {
-    pub(super) fn bytes(&self) -> usize {
-        self.elements * if self.dtype == "F32" { 4 } else { 2 }
-    }
-}
-
 /// Returns the dtype's name and the bytes of values.
 pub(super) fn bytes_of<'a>(values: &PieceValues<'a>) -> (&'static str, &'a [u8]) {
     match values {
@@ -52,20 +38,20 @@ pub(super) struct ArrayWriter {
 }
 
 impl ArrayWriter {
-    /// Begins a new file.
-    pub(super) fn create(path: &Path, boxes: &[PlannedBox]) -> Result<Self, CheckpointError> {
+    /// Begins a new file of these boxes.
+    pub(super) fn create<'a>(path: &Path, boxes: impl Iterator<Item = &'a BoxEntry>) -> Result<Self, CheckpointError> {
         let mut header = Map::new();
         let mut offset = 0;
-        for planned in boxes {
-            let end = offset + planned.bytes();
-            let entry = json!({"dtype": planned.dtype, "shape": [planned.elements], "data_offsets": [offset, end]});
-            header.insert(planned.tensor.clone(), entry);
+        for one in boxes {
+            let end = offset + one.bytes();
+            let entry = json!({"dtype": one.dtype, "shape": [one.elements()], "data_offsets": [offset, end]});
+            header.insert(one.tensor.clone(), entry);
             offset = end;
         }
         let mut text = Value::Object(header).to_string();
         // So that the data begins at a multiple of 8, as readers that map it want it.
         text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
-        let file = File::create_new(path).map_err(|error| unusable(path, &error))?;
+        let file = File::create_new(path).map_err(|error| CheckpointError::unusable(path, error))?;
         let mut writer = Self {
             path: path.into(),
             writer: BufWriter::with_capacity(BLOCK, file),
@@ -91,7 +77,7 @@ impl ArrayWriter {
     /// Ends the file, which is on disk when this returns; returns its length.
     pub(super) fn finish(mut self) -> Result<u64, CheckpointError> {
         let flushed = self.writer.flush().and_then(|()| self.writer.get_ref().sync_all());
-        flushed.map_err(|error| unusable(&self.path, &error))?;
+        flushed.map_err(|error| CheckpointError::unusable(&self.path, error))?;
         Ok(self.bytes)
     }
 
@@ -99,7 +85,7 @@ impl ArrayWriter {
         self.bytes += bytes.len() as u64;
         self.writer
             .write_all(bytes)
-            .map_err(|error| unusable(&self.path, &error))
+            .map_err(|error| CheckpointError::unusable(&self.path, error))
     }
 }
 
@@ -160,7 +146,7 @@ impl ArrayFiles {
     /// Checks all blocks of a box; returns its bytes.
     pub(super) fn check(&mut self, entry: &BoxEntry) -> Result<u64, CheckpointError> {
         let mut bytes = 0;
-        self.for_each_block(entry, 0..entry.end - entry.start, |_, _, _, _, block| {
+        self.for_each_block(entry, 0..entry.elements(), |_, _, _, _, block| {
             bytes += block.len() as u64;
         })?;
         Ok(bytes)
@@ -188,7 +174,7 @@ impl ArrayFiles {
         let Some(info) = file.header.info(&entry.tensor) else {
             return Err(damaged("it is not in the file".into()));
         };
-        let (elements, bytes) = (entry.end - entry.start, info.data_offsets.1 - info.data_offsets.0);
+        let (elements, bytes) = (entry.elements(), info.data_offsets.1 - info.data_offsets.0);
         let (dtype, size) = match info.dtype {
             Dtype::F32 => ("F32", 4),
             Dtype::BF16 => ("BF16", 2),
@@ -226,15 +212,15 @@ impl ArrayFiles {
 
 impl OpenFile {
     fn open(path: &Path) -> Result<Self, CheckpointError> {
-        let refuse = |reason: String| CheckpointError::Unusable {
-            path: path.into(),
-            reason,
-        };
-        let file = File::open(path).map_err(|error| unusable(path, &error))?;
-        let length = file.metadata().map_err(|error| unusable(path, &error))?.len();
+        let refuse = |reason: String| CheckpointError::unusable(path, reason);
+        let file = File::open(path).map_err(|error| CheckpointError::unusable(path, error))?;
+        let length = file
+            .metadata()
+            .map_err(|error| CheckpointError::unusable(path, error))?
+            .len();
         let mut size = [0; 8];
         file.read_exact_at(&mut size, 0)
-            .map_err(|error| unusable(path, &error))?;
+            .map_err(|error| CheckpointError::unusable(path, error))?;
         let size = u64::from_le_bytes(size);
         if size > MOST_HEADER || size + 8 > length {
             return Err(refuse(format!(
@@ -243,7 +229,7 @@ impl OpenFile {
         }
         let mut text = vec![0; size as usize];
         file.read_exact_at(&mut text, 8)
-            .map_err(|error| unusable(path, &error))?;
+            .map_err(|error| CheckpointError::unusable(path, error))?;
         let header = parse_header(&text).map_err(refuse)?;
         let start = size + 8;
         if start + header.data_len() as u64 != length {
@@ -281,11 +267,4 @@ fn convert(dtype: Dtype, bytes: &[u8], values: &mut [f32]) {
 /// The first 16 hexadecimal digits of blake3.
 fn hash(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex()[..16].to_owned()
-}
-
-fn unusable(path: &Path, error: &dyn std::fmt::Display) -> CheckpointError {
-    CheckpointError::Unusable {
-        path: path.into(),
-        reason: error.to_string(),
-    }
 }

@@ -2,10 +2,9 @@
 //!
 //! The thread has a group of ranks of its own, so that what it asks other ranks never waits for what training asks them.
 
-use super::save::{self, Boxes, Facts};
+use super::save;
 use crate::{Error, Result};
 use sconce_collectives::Communicator;
-use sconce_zero::Engine;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -27,13 +26,8 @@ struct State {
 
 impl Background {
     /// Copies the state of this rank and starts to write it; called by all ranks, when nothing is under way.
-    pub(super) fn start(
-        &self,
-        communicator: &dyn Communicator,
-        facts: Facts,
-        boxes: Boxes,
-        engines: &[Arc<Engine>],
-    ) -> Result<()> {
+    pub(super) fn start(&self, communicator: &dyn Communicator, saved: save::State) -> Result<()> {
+        let save::State { facts, boxes, engines } = saved;
         let mut state = self.lock();
         let group = match &state.group {
             Some(group) => Arc::clone(group),
@@ -53,7 +47,7 @@ impl Background {
             let mut copy = copy.lock().unwrap_or_else(PoisonError::into_inner);
             copy.clear();
             copy.reserve(boxes.bytes());
-            boxes.for_each(engines, |_, bytes| {
+            boxes.for_each(&engines, |_, bytes| {
                 copy.extend_from_slice(bytes);
                 ends.push(copy.len());
                 Ok(())

@@ -1,6 +1,6 @@
 //! What can go wrong with a checkpoint.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A checkpoint that cannot be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -54,4 +54,13 @@ pub enum CheckpointError {
         /// One difference each.
         differences: Vec<String>,
     },
+}
+
+impl CheckpointError {
+    pub(super) fn unusable(path: &Path, reason: impl std::fmt::Display) -> Self {
+        Self::Unusable {
+            path: path.into(),
+            reason: reason.to_string(),
+        }
+    }
 }

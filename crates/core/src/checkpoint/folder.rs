@@ -19,16 +19,14 @@ const PREFIX: &str = "checkpoint_";
 /// Makes the folder into which the checkpoint to be called `target` is written; what another attempt left is removed.
 pub(super) fn begin(target: &Path) -> Result<PathBuf, CheckpointError> {
     if target.exists() {
-        return Err(CheckpointError::Unusable {
-            path: target.into(),
-            reason: "it exists already; a checkpoint is never overwritten: name another folder, or remove it".into(),
-        });
+        let reason = "it exists already; a checkpoint is never overwritten: name another folder, or remove it";
+        return Err(CheckpointError::unusable(target, reason));
     }
     let partial = partial(target);
     remove(&partial)?;
     let parent = parent(target);
-    fs::create_dir_all(parent).map_err(|error| unusable(parent, &error))?;
-    fs::create_dir(&partial).map_err(|error| unusable(&partial, &error))?;
+    fs::create_dir_all(parent).map_err(|error| CheckpointError::unusable(parent, error))?;
+    fs::create_dir(&partial).map_err(|error| CheckpointError::unusable(&partial, error))?;
     Ok(partial)
 }
 
@@ -38,9 +36,9 @@ pub(crate) fn check_writable(folder: &Path) -> Result<(), CheckpointError> {
     let written = fs::create_dir_all(folder)
         .and_then(|()| File::create(&probe))
         .and_then(|_| fs::remove_file(&probe));
-    written.map_err(|error| CheckpointError::Unusable {
-        path: folder.into(),
-        reason: format!("checkpoints cannot be written here ({error}); name a folder that can be written"),
+    written.map_err(|error| {
+        let reason = format!("checkpoints cannot be written here ({error}); name a folder that can be written");
+        CheckpointError::unusable(folder, reason)
     })
 }
 
@@ -55,20 +53,20 @@ pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CheckpointErro
         file.write_all(bytes)?;
         file.sync_all()
     });
-    written.map_err(|error| unusable(path, &error))
+    written.map_err(|error| CheckpointError::unusable(path, error))
 }
 
 /// Gives a checkpoint, all of whose files are on disk, its name.
 pub(super) fn publish(partial: &Path, target: &Path) -> Result<(), CheckpointError> {
     sync_folder(partial)?;
-    fs::rename(partial, target).map_err(|error| unusable(target, &error))?;
+    fs::rename(partial, target).map_err(|error| CheckpointError::unusable(target, error))?;
     let parent = parent(target);
     sync_folder(parent)?;
     let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let latest = parent.join("latest");
     let draft = parent.join(".latest.partial");
     write_file(&draft, name.as_bytes())?;
-    fs::rename(&draft, &latest).map_err(|error| unusable(&latest, &error))?;
+    fs::rename(&draft, &latest).map_err(|error| CheckpointError::unusable(&latest, error))?;
     sync_folder(parent)
 }
 
@@ -77,11 +75,13 @@ pub(super) fn numbers(folder: &Path) -> Result<Vec<u64>, CheckpointError> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(unusable(folder, &error)),
+        Err(error) => return Err(CheckpointError::unusable(folder, error)),
     };
     let mut numbers = Vec::new();
     for entry in entries {
-        let name = entry.map_err(|error| unusable(folder, &error))?.file_name();
+        let name = entry
+            .map_err(|error| CheckpointError::unusable(folder, error))?
+            .file_name();
         let number = name
             .to_str()
             .and_then(|name| name.strip_prefix(PREFIX))
@@ -136,7 +136,7 @@ pub(super) fn prune(folder: &Path, limit: usize) -> Result<(), CheckpointError> 
         let (path, old) = (numbered(folder, *number), beside(&numbered(folder, *number), "old"));
         remove(&old)?;
         // Never half deleted under a name that a reader takes for a checkpoint.
-        fs::rename(&path, &old).map_err(|error| unusable(&path, &error))?;
+        fs::rename(&path, &old).map_err(|error| CheckpointError::unusable(&path, error))?;
         remove(&old)?;
     }
     Ok(())
@@ -158,19 +158,12 @@ fn parent(target: &Path) -> &Path {
 /// Removes a folder, if there is one.
 pub(super) fn remove(folder: &Path) -> Result<(), CheckpointError> {
     match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(unusable(folder, &error)),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(CheckpointError::unusable(folder, error)),
         _ => Ok(()),
     }
 }
 
 fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
-    synced.map_err(|error| unusable(folder, &error))
-}
-
-fn unusable(path: &Path, error: &std::io::Error) -> CheckpointError {
-    CheckpointError::Unusable {
-        path: path.into(),
-        reason: error.to_string(),
-    }
+    synced.map_err(|error| CheckpointError::unusable(folder, error))
 }

@@ -1,7 +1,7 @@
 //! What a checkpoint holds, and where each array's elements lie: by parameter and range, never by rank.
 
 use super::error::CheckpointError;
-use sconce_zero::{EngineState, LossScaleState};
+use sconce_zero::EngineState;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -36,11 +36,9 @@ pub(super) struct Index {
 /// One model.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(super) struct ModelEntry {
-    pub(super) rule: Option<String>,
-    pub(super) state_names: Vec<String>,
-    pub(super) gradient_order: Vec<String>,
-    pub(super) steps: BTreeMap<String, u64>,
-    pub(super) loss_scale: Option<LossScaleEntry>,
+    /// What its engine knows besides arrays.
+    #[serde(flatten)]
+    pub(super) state: EngineState,
     pub(super) parameters: BTreeMap<String, ParameterEntry>,
 }
 
@@ -66,13 +64,16 @@ pub(super) struct BoxEntry {
     pub(super) hashes: Vec<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(super) struct LossScaleEntry {
-    scale: f64,
-    updates: u64,
-    last_overflow: Option<u64>,
-    since_change: u64,
-    hysteresis: u32,
+impl BoxEntry {
+    /// Returns how many elements it has.
+    pub(super) fn elements(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Returns how many bytes they take; of a box of our own or one that was checked.
+    pub(super) fn bytes(&self) -> usize {
+        self.elements() * if self.dtype == "F32" { 4 } else { 2 }
+    }
 }
 
 impl Index {
@@ -92,10 +93,7 @@ impl Index {
     /// Reads and checks the index of the checkpoint in `folder`, and the lengths of its files.
     pub(super) fn read(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join("index.json");
-        let refuse = |reason: String| CheckpointError::Unusable {
-            path: path.clone(),
-            reason,
-        };
+        let refuse = |reason: String| CheckpointError::unusable(&path, reason);
         let text = std::fs::read_to_string(&path).map_err(|error| refuse(error.to_string()))?;
         let value: Value = serde_json::from_str(&text).map_err(|error| refuse(format!("not whole: {error}")))?;
         if value["format"] != FORMAT {
@@ -180,64 +178,42 @@ fn is_plain_name(name: &str) -> bool {
 impl ModelEntry {
     /// Checks that what is known of parameters is known of all that are trained: a part that is missing would begin anew.
     fn check(&self) -> Result<(), String> {
-        let has_state =
-            |parameter: &ParameterEntry| parameter.arrays.keys().any(|what| self.state_names.contains(what));
+        let has_state = |parameter: &ParameterEntry| {
+            parameter
+                .arrays
+                .keys()
+                .any(|what| self.state.state_names.contains(what))
+        };
         let stepped = self.parameters.iter().filter(|(_, parameter)| has_state(parameter));
         for (name, parameter) in stepped {
             if let Some(what) = self
+                .state
                 .state_names
                 .iter()
                 .find(|what| !parameter.arrays.contains_key(*what))
             {
                 return Err(format!("{name} has no {what}"));
             }
-            if !self.steps.contains_key(name) {
+            if !self.state.steps.contains_key(name) {
                 return Err(format!("{name} has optimizer state and no count of steps"));
             }
         }
-        let mut order = Vec::from_iter(&self.gradient_order);
+        let mut order = Vec::from_iter(&self.state.gradient_order);
         order.sort_unstable();
         order.dedup();
         let is_known = |name: &&String| self.parameters.contains_key(*name);
-        if order.len() != self.gradient_order.len() || !order.iter().all(is_known) {
+        if order.len() != self.state.gradient_order.len() || !order.iter().all(is_known) {
             return Err("the order of gradients names a parameter twice, or one that is not there".into());
         }
-        let too_many = self.steps.iter().find(|(_, steps)| **steps > 1 << 53);
+        let too_many = self.state.steps.iter().find(|(_, steps)| **steps > 1 << 53);
         too_many.map_or(Ok(()), |(name, steps)| Err(format!("{name} has taken {steps} steps")))
     }
 
-    /// Takes over what an engine knows besides arrays.
+    /// Makes the entry of a model whose parameters are still to be told.
     pub(super) fn of(state: EngineState) -> Self {
         Self {
-            rule: state.rule,
-            state_names: state.state_names,
-            gradient_order: state.gradient_order,
-            steps: state.steps,
-            loss_scale: state.loss_scale.map(|state| LossScaleEntry {
-                scale: state.scale,
-                updates: state.updates,
-                last_overflow: state.last_overflow,
-                since_change: state.since_change,
-                hysteresis: state.hysteresis,
-            }),
+            state,
             parameters: BTreeMap::new(),
-        }
-    }
-
-    /// Returns what an engine is to know besides arrays.
-    pub(super) fn engine_state(&self) -> EngineState {
-        EngineState {
-            rule: self.rule.clone(),
-            state_names: self.state_names.clone(),
-            gradient_order: self.gradient_order.clone(),
-            steps: self.steps.clone(),
-            loss_scale: self.loss_scale.map(|entry| LossScaleState {
-                scale: entry.scale,
-                updates: entry.updates,
-                last_overflow: entry.last_overflow,
-                since_change: entry.since_change,
-                hysteresis: entry.hysteresis,
-            }),
         }
     }
 }

@@ -4,9 +4,9 @@ use super::array_file::ArrayFiles;
 use super::error::CheckpointError;
 use super::folder;
 use super::index::{Index, ModelEntry};
-use crate::together::together;
+use crate::together::{on_main, together};
 use crate::{Accelerator, Error, Result};
-use sconce_zero::{Engine, ParameterInfo, RandomState, StateSource};
+use sconce_zero::{Engine, EngineState, ParameterInfo, RandomState, StateSource};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -63,13 +63,14 @@ impl StateSource for ModelSource<'_> {
 /// Finds the checkpoint that `folder` is, or the newest in it; rank 0 decides for all.
 pub(super) fn find(accelerator: &dyn Accelerator, folder: &Path) -> Result<(PathBuf, Index, Vec<String>)> {
     let group = &**accelerator.communicator();
-    let find = || -> Result<(PathBuf, Vec<String>), CheckpointError> {
-        let (path, _, skipped) = folder::locate(folder)?;
-        Ok((path, skipped))
+    let found = on_main(group, || folder::locate(folder))?;
+    let told = found.as_ref().map(|(path, _, skipped)| (path.clone(), skipped.clone()));
+    let (path, skipped) = accelerator.broadcast_object(&told.unwrap_or_default(), 0)?;
+    let index = match found {
+        Some((_, index, _)) => Ok(index),
+        None => Index::read(&path),
     };
-    let found = together(group, if group.rank() == 0 { find().map(Some) } else { Ok(None) })?;
-    let (path, skipped) = accelerator.broadcast_object(&found.unwrap_or_default(), 0)?;
-    let index = together(group, Index::read(&path))?;
+    let index = together(group, index)?;
     Ok((path, index, skipped))
 }
 
@@ -86,17 +87,15 @@ pub(super) fn load(accelerator: &dyn Accelerator, folder: &Path, options: &LoadO
     }
     missing.extend(differences);
     for (engine, entry) in engines.iter().zip(&index.models) {
-        let mut state = entry.engine_state();
-        if options.weights_only {
-            state = sconce_zero::EngineState::default();
-        }
+        let nothing = EngineState::default();
+        let state = if options.weights_only { &nothing } else { &entry.state };
         let mut source = ModelSource {
             entry,
             files: ArrayFiles::new(&path),
             options,
         };
         // A failure ends the group: the rank that has it tells it, and the others that it was that one.
-        let lacks = engine.restore_state(&state, &mut source)?;
+        let lacks = engine.restore_state(state, &mut source)?;
         missing.extend(lacks.into_iter().filter(|_| !options.weights_only));
     }
     if !options.weights_only {
@@ -176,7 +175,7 @@ fn differences(index: &Index, engines: &[std::sync::Arc<Engine>], options: &Load
         }
         let others = entry.parameters.keys().filter(|name| !taken.contains(name));
         found.extend(others.map(|name| format!("{name} is saved, this model has no such parameter")));
-        let (saved, own) = (&entry.rule, engine.state().rule);
+        let (saved, own) = (&entry.state.rule, engine.state().rule);
         if let (Some(saved), Some(own), false) = (saved, &own, options.weights_only)
             && saved != own
         {

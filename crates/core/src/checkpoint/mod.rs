@@ -41,7 +41,7 @@ pub use registry::{Registry, Stateful};
 pub use weights_export::{ExportOptions, Exported};
 
 use crate::{Accelerator, Error, Result};
-use save::Boxes;
+use save::State;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -93,11 +93,8 @@ impl<'a> dyn Accelerator + 'a {
     pub fn save_checkpoint_in_background(&self) -> Result<PathBuf> {
         self.finish_saving()?;
         let (target, limit) = self.next_checkpoint()?;
-        let facts = save::facts(self, target.clone(), limit)?;
-        let engines = self.registry().engines();
-        let boxes = Boxes::plan(&engines, self.world().rank)?;
-        self.background()
-            .start(&**self.communicator(), facts, boxes, &engines)?;
+        let state = State::of(self, target.clone(), limit)?;
+        self.background().start(&**self.communicator(), state)?;
         Ok(target)
     }
 
@@ -143,9 +140,7 @@ impl<'a> dyn Accelerator + 'a {
     }
 
     fn save_to(&self, target: PathBuf, limit: Option<usize>) -> Result<PathBuf> {
-        let facts = save::facts(self, target, limit)?;
-        let engines = self.registry().engines();
-        let boxes = Boxes::plan(&engines, self.world().rank)?;
+        let State { facts, boxes, engines } = State::of(self, target, limit)?;
         save::write(&**self.communicator(), facts, boxes, |boxes, take| {
             boxes.for_each(&engines, take)
         })
@@ -171,15 +166,12 @@ impl<'a> dyn Accelerator + 'a {
                 expected: "a folder: AcceleratorBuilder::checkpoints, or name one with save_state".into(),
             });
         };
-        let numbers = if self.is_main_process() {
-            folder::numbers(&checkpoints.folder)
-        } else {
-            Ok(Vec::new())
+        let look = || {
+            let numbers = folder::numbers(&checkpoints.folder)?;
+            Ok::<_, CheckpointError>((numbers.last().map_or(0, |last| last + 1), numbers.len() as u64))
         };
-        let numbers = crate::together::together(&**self.communicator(), numbers)?;
-        let next = numbers.last().map_or(0, |last| last + 1);
-        let mut told = [next as i64, numbers.len() as i64];
-        self.communicator().broadcast(&mut told, 0)?;
-        Ok((told[0] as u64, told[1] as u64, checkpoints.folder.clone()))
+        let found = crate::together::on_main(&**self.communicator(), look)?;
+        let (next, count) = self.broadcast_object(&found.unwrap_or_default(), 0)?;
+        Ok((next, count, checkpoints.folder.clone()))
     }
 }

@@ -121,9 +121,9 @@ impl Checkpoint {
             arrays: entry.arrays.iter().map(|(name, boxes)| saved(name, boxes)).collect(),
         };
         let models = self.index.models.iter().map(|model| SavedModel {
-            rule: model.rule.clone(),
-            steps: model.steps.values().copied().max().unwrap_or(0),
-            loss_scale: model.engine_state().loss_scale.map(|state| state.scale),
+            rule: model.state.rule.clone(),
+            steps: model.state.steps.values().copied().max().unwrap_or(0),
+            loss_scale: model.state.loss_scale.map(|state| state.scale),
             parameters: model.parameters.iter().map(tensor).collect(),
         });
         models.collect()
@@ -157,11 +157,10 @@ impl Checkpoint {
 fn saved(name: &str, boxes: &[BoxEntry]) -> SavedArray {
     let dtypes = BTreeSet::from_iter(boxes.iter().map(|one| one.dtype.as_str()));
     let files = BTreeSet::from_iter(boxes.iter().map(|one| one.file.clone()));
-    let size = |one: &BoxEntry| if one.dtype == "F32" { 4 } else { 2 };
     SavedArray {
         name: name.into(),
         dtype: Vec::from_iter(dtypes).join(","),
-        bytes: boxes.iter().map(|one| (one.end - one.start) as u64 * size(one)).sum(),
+        bytes: boxes.iter().map(|one| one.bytes() as u64).sum(),
         files: files.into_iter().collect(),
     }
 }
