@@ -524,10 +524,12 @@ impl Engine {
         let take = |layout: &BucketLayout, whole: &[u8]| {
             layout.slots.iter().try_for_each(|slot| {
                 let tensor = &parameters[slot.parameter].tensor;
-                // The chunks of ranks before this one, and of those after it, lie together.
-                [0..rank, rank + 1..layout.parts].into_iter().try_for_each(|others| {
-                    let chunks = others.clone().map(|part| slot.chunk(part));
-                    let elements = chunks.reduce(|first, last| first.start..last.end).unwrap_or_default();
+                let own = slot.chunk(rank);
+                let (before, after) = (0..own.start, own.end..slot.elements);
+                for (others, elements) in [(0..rank, before), (rank + 1..layout.parts, after)] {
+                    if elements.is_empty() {
+                        continue;
+                    }
                     tensor.with_values(Intent::Overwrite, elements.clone(), |values| {
                         let values = values.into_bytes();
                         for part in others {
@@ -536,8 +538,8 @@ impl Engine {
                             values[bytes_of(layout, within)]
                                 .copy_from_slice(&whole[bytes_of(layout, layout.place(slot, part))]);
                         }
-                    })
-                })?;
+                    })?;
+                }
                 Ok(())
             })
         };

@@ -1,8 +1,7 @@
 //! What a checkpoint keeps of an engine, independent of how many ranks there are and of how state is sharded.
 
-use crate::{LossScaleState, ParameterInfo};
+use crate::{Elements, LossScaleState, ParameterInfo};
 use candle_core::DType;
-use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -32,24 +31,13 @@ pub struct StatePiece<'a> {
     pub what: &'a str,
     /// Which of the parameter's elements these are, in order.
     pub elements: Range<usize>,
-    /// Their values.
-    pub values: PieceValues<'a>,
+    /// Their values: f32, but those of frozen parameters, which are in the dtype of the model.
+    pub values: Elements<'a>,
 }
 
 impl StatePiece<'_> {
     /// The parameter's own values: f32 masters where it is trained.
     pub const VALUE: &'static str = "value";
-}
-
-/// The values of a piece: f32, but those of frozen parameters, which are in the dtype of the model.
-#[derive(Debug, Clone, Copy)]
-pub enum PieceValues<'a> {
-    /// f32.
-    F32(&'a [f32]),
-    /// bf16.
-    Bf16(&'a [bf16]),
-    /// f16.
-    F16(&'a [f16]),
 }
 
 /// What a piece will be, before its values are looked at.

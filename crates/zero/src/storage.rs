@@ -19,11 +19,14 @@ pub(crate) enum ElementsMut<'a> {
     F16(&'a mut [f16]),
 }
 
-/// Elements that are looked at.
+/// Elements that are looked at, in a dtype that parameters may have.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Elements<'a> {
+pub enum Elements<'a> {
+    /// f32.
     F32(&'a [f32]),
+    /// bf16.
     Bf16(&'a [bf16]),
+    /// f16.
     F16(&'a [f16]),
 }
 

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
-use sconce_zero::PieceValues;
+use sconce_zero::Elements;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,11 +21,11 @@ use std::path::{Path, PathBuf};
 const MOST_HEADER: u64 = 100 << 20;
 
 /// Returns the dtype's name and the bytes of values.
-pub(super) fn bytes_of<'a>(values: &PieceValues<'a>) -> (&'static str, &'a [u8]) {
+pub(super) fn bytes_of<'a>(values: &Elements<'a>) -> (&'static str, &'a [u8]) {
     match values {
-        PieceValues::F32(values) => ("F32", cast_slice(values)),
-        PieceValues::Bf16(values) => ("BF16", cast_slice(values)),
-        PieceValues::F16(values) => ("F16", cast_slice(values)),
+        Elements::F32(values) => ("F32", cast_slice(values)),
+        Elements::Bf16(values) => ("BF16", cast_slice(values)),
+        Elements::F16(values) => ("F16", cast_slice(values)),
     }
 }
 

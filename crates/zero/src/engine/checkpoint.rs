@@ -3,8 +3,7 @@
 use super::{Engine, Optimizer};
 use crate::device::Intent;
 use crate::parameter::{Home, Master, Parameter, chunk_of};
-use crate::storage::ElementsMut;
-use crate::{EngineState, Error, PieceValues, PlannedPiece, Result, StatePiece, StateSource};
+use crate::{Elements, EngineState, Error, PlannedPiece, Result, StatePiece, StateSource};
 use candle_core::DType;
 use std::ops::Range;
 use std::sync::Arc;
@@ -180,9 +179,11 @@ impl Reading<'_> {
                 what: what.into(),
                 source,
             })?;
-        let written = format!("{name} ({what})");
-        if !is_there && !self.missing.contains(&written) {
-            self.missing.push(written);
+        if !is_there {
+            let written = format!("{name} ({what})");
+            if !self.missing.contains(&written) {
+                self.missing.push(written);
+            }
         }
         Ok(is_there)
     }
@@ -201,10 +202,8 @@ fn visit_value(
     let within = 0..elements.len();
     parameter.with_master(Intent::Read, &elements, within, |master| {
         let values = match &master {
-            Master::Apart { masters, .. } => PieceValues::F32(masters),
-            Master::Itself(ElementsMut::F32(values)) => PieceValues::F32(values),
-            Master::Itself(ElementsMut::Bf16(values)) => PieceValues::Bf16(values),
-            Master::Itself(ElementsMut::F16(values)) => PieceValues::F16(values),
+            Master::Apart { masters, .. } => Elements::F32(masters),
+            Master::Itself(values) => values.shared(),
         };
         visit(StatePiece {
             info: &parameter.info,

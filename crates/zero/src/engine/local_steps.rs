@@ -2,8 +2,9 @@
 
 use super::Engine;
 use crate::device::Intent;
-use crate::parameter::{Home, Parameter};
-use crate::{Error, Residence, Result};
+use crate::parameter::Parameter;
+use crate::{Error, Residence, Result, Tier};
+use candle_core::DType;
 use sconce_collectives::ReduceOp;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -12,22 +13,16 @@ impl Engine {
     /// parameters drift apart until [`Engine::average_parameters`].
     ///
     /// # Errors
-    /// [`Error::Order`] when state is sharded, because a rank then cannot step alone, and with loss scaling or
-    /// `skip_nonfinite`, which decide for all ranks together.
+    /// [`Error::Order`] when a rank cannot step alone, because state is sharded or f32 masters are on disk, and with loss
+    /// scaling or `skip_nonfinite`, which decide for all ranks together.
     pub fn step_locally(&self, on: bool) -> Result<()> {
-        let what = "steps of each rank by itself (local SGD)";
-        let is_whole = |parameter: &Parameter| {
-            let place = parameter.placement;
-            [place.parameter, place.gradient, place.optimizer_state] == [Residence::Replicated; 3]
-        };
-        if on && !self.parameters.all().iter().filter(|p| p.is_trained).all(is_whole) {
-            let hint = "use data parallelism: with sharded state every step needs all ranks";
-            return Err(Error::Order { what, hint });
+        if on {
+            check_whole(&self.parameters.all())?;
         }
         if on && self.loss_guard().skips() {
             let hint =
                 "use f32 or bf16 without loss scaling: whether a step is skipped is decided by all ranks together";
-            return Err(Error::Order { what, hint });
+            return Err(Error::Order { what: WHAT, hint });
         }
         self.steps_locally.store(on, Relaxed);
         self.gradients.step_locally(on);
@@ -38,11 +33,11 @@ impl Engine {
     /// all ranks. What optimizers keep stays each rank's own.
     ///
     /// # Errors
-    /// Failures of candle and of the group.
+    /// [`Error::Order`] as for [`Engine::step_locally`]; failures of candle and of the group.
     pub fn average_parameters(&self) -> Result<()> {
         let parameters = self.parameters.all();
-        let whole = |parameter: &&Parameter| parameter.is_trained && !matches!(parameter.home, Home::Shard { .. });
-        for parameter in parameters.iter().filter(whole) {
+        check_whole(&parameters)?;
+        for parameter in parameters.iter().filter(|parameter| parameter.is_trained) {
             let elements = parameter.info.elements();
             let (mut values, all) = (vec![0f32; elements], 0..elements);
             parameter.with_master(Intent::Read, &all, all.clone(), |master| master.read_into(&mut values))?;
@@ -51,4 +46,22 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+const WHAT: &str = "steps of each rank by itself (local SGD)";
+
+/// Refuses trained parameters of which a rank does not have, in memory, all that it updates: it could not step alone, or
+/// the average would not reach the f32 masters that the next step reads.
+fn check_whole(parameters: &[Parameter]) -> Result<()> {
+    let refuse = |hint| Err(Error::Order { what: WHAT, hint });
+    for parameter in parameters.iter().filter(|parameter| parameter.is_trained) {
+        let place = parameter.placement;
+        if [place.parameter, place.gradient, place.optimizer_state] != [Residence::Replicated; 3] {
+            return refuse("use data parallelism: with sharded state every step needs all ranks");
+        }
+        if parameter.tensor.dtype() != DType::F32 && place.optimizer_state_tier == Tier::Disk {
+            return refuse("keep optimizer state in memory: f32 masters on disk are not averaged");
+        }
+    }
+    Ok(())
 }

@@ -4,7 +4,7 @@ use super::{Group, Stepper};
 use crate::bucket::Held;
 use crate::engine::Reading;
 use crate::parameter::Parameter;
-use crate::{OptimizerRule, PieceValues, Result, StatePiece};
+use crate::{Elements, OptimizerRule, Result, StatePiece};
 use std::ops::Range;
 
 impl Stepper {
@@ -33,22 +33,34 @@ impl Stepper {
     ) -> Result<()> {
         let names = self.rule.state_names();
         let Some(state) = &mut self.state else { return Ok(()) };
-        state.for_each_group(|group, arrays, masters| {
+        let mut visit_group = |group: &Group, arrays: &[&[f32]], masters: Option<&[f32]>| -> Result<()> {
             for segment in group.segments.iter().filter(|segment| segment.part == part) {
                 let (parameter, elements) = segment.elements(buckets, parameters);
-                let named = names.iter().copied().zip(arrays.iter().map(|array| &**array));
-                let masters = masters.as_deref().map(|masters| (StatePiece::VALUE, masters));
+                let named = names.iter().copied().zip(arrays.iter().copied());
+                let masters = masters.map(|masters| (StatePiece::VALUE, masters));
                 for (what, array) in named.chain(masters).filter(|_| !elements.is_empty()) {
                     visit(StatePiece {
                         info: &parameter.info,
                         what,
                         elements: elements.clone(),
-                        values: PieceValues::F32(&array[segment.place()]),
+                        values: Elements::F32(&array[segment.place()]),
                     })?;
                 }
             }
             Ok(())
-        })
+        };
+        for (group, arrays) in &state.in_memory {
+            visit_group(group, &arrays.each_ref().map(Vec::as_slice), None)?;
+        }
+        for disk in &mut state.on_disk {
+            // Only read: what `visit` fails with leaves the state on disk as it is.
+            for (number, group) in disk.groups.iter().enumerate() {
+                let arrays = disk.state.read_group(number)?;
+                let (arrays, masters) = arrays.split_at(arrays.len() - usize::from(disk.has_masters));
+                visit_group(group, arrays, masters.first().copied())?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns what [`Stepper::visit`] would visit: parameters by number, arrays and elements.

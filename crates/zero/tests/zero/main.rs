@@ -16,6 +16,7 @@
 //! | gathers run ahead by a trace, when the mode says, within limits; nothing stays after a step | `events`, `gathering`, `interleaving`, `trace` |
 //! | delays of any rank change nothing | `events` |
 //! | parameters that the engine can only copy come to the same bits; using a released one is an error | `emulated_device`, `units`, `frozen`, `interleaving` |
+//! | what any strategy saved on any world, any other restores, bit for bit | `saving` |
 //! | ranks with fewer inputs than others end together, with the mean of those that have some | `uneven` |
 
 mod accumulation;

@@ -1,12 +1,14 @@
 //! What a user can do wrong is an error that says what to do; never a panic.
 
-use super::{add, engine, flat, linear_loss, parameters, sgd};
+use super::oracle::model_of_dtype;
+use super::zero_stages::{EVERYTHING, options};
+use super::{add, engine, flat, linear_loss, on_ranks, parameters, sgd};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Init;
 use sconce_collectives::single;
 use sconce_zero::{
-    Adagrad, Adam, AdamW, Engine, EngineOptions, Error, Lion, OptimizerRule, ParameterInfo, Placement, Residence, Sgd,
-    ShardingStrategy, Weights,
+    Adagrad, Adam, AdamW, DataParallel, DiskOptions, Engine, EngineOptions, Error, Lion, Offloaded, OptimizerRule,
+    ParameterInfo, Placement, Residence, Sgd, ShardingStrategy, Tier, Weights, ZeroStage,
 };
 
 fn one() -> (Engine, Tensor) {
@@ -330,4 +332,34 @@ fn values_can_be_read_on_another_thread_while_the_engine_steps() {
             assert_eq!(flat(&p), expected);
         }
     });
+}
+
+#[test]
+fn parameters_are_averaged_only_where_every_rank_has_all_it_updates_in_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let on_disk = || EngineOptions {
+        disk: Some(DiskOptions {
+            folder: folder.path().into(),
+            sub_group_elements: 100,
+        }),
+        ..options(Offloaded {
+            strategy: Box::new(DataParallel),
+            parameters: Tier::Device,
+            optimizer_state: Tier::Disk,
+        })
+    };
+    let cases: [(&(dyn Fn() -> EngineOptions + Sync), &str); 3] = [
+        (&|| options(ZeroStage::One), "use data parallelism"),
+        (&|| options(EVERYTHING), "use data parallelism"),
+        (&on_disk, "keep optimizer state in memory"),
+    ];
+    for (options, hint) in cases {
+        on_ranks(2, |communicator| {
+            let engine = engine(&communicator, options());
+            let _model = model_of_dtype(&engine, DType::BF16);
+            engine.set_optimizer(sgd()).unwrap();
+            assert_says(engine.step_locally(true), &["local SGD", hint]);
+            assert_says(engine.average_parameters(), &["local SGD", hint]);
+        });
+    }
 }

@@ -7,8 +7,8 @@ use super::{bits, engine, flat, on_ranks};
 use candle_core::{DType, Tensor};
 use sconce_collectives::{Communicator, ReduceOp};
 use sconce_zero::{
-    AdamW, DataParallel, DiskOptions, Engine, EngineOptions, EngineState, Error, Offloaded, ParameterInfo,
-    ParameterSet, PieceValues, StateSource, Tier, ZeroStage,
+    AdamW, DataParallel, DiskOptions, Elements, Engine, EngineOptions, EngineState, Error, Offloaded, ParameterInfo,
+    ParameterSet, StateSource, Tier, ZeroStage,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -47,9 +47,9 @@ fn save(engine: &Engine, pieces: &Pieces) -> EngineState {
     engine
         .visit_state(&mut |piece| {
             let values: Vec<f32> = match piece.values {
-                PieceValues::F32(values) => values.to_vec(),
-                PieceValues::Bf16(values) => values.iter().map(|value| value.to_f32()).collect(),
-                PieceValues::F16(values) => values.iter().map(|value| value.to_f32()).collect(),
+                Elements::F32(values) => values.to_vec(),
+                Elements::Bf16(values) => values.iter().map(|value| value.to_f32()).collect(),
+                Elements::F16(values) => values.iter().map(|value| value.to_f32()).collect(),
             };
             let mut pieces = pieces.lock().unwrap();
             let whole = || vec![None; piece.info.elements()];
@@ -255,6 +255,32 @@ fn what_a_source_lacks_is_named_and_keeps_its_value() {
         assert_eq!(missing, ["down.weight (value)", "up.bias (exp_avg)"]);
         assert_eq!(weight(&engine.tensors(true).unwrap()), before);
     });
+}
+
+#[test]
+fn saving_that_fails_leaves_state_on_disk_as_it_was() {
+    let disk = STRATEGIES - 1;
+    let (_, _, trace) = run(2, DType::BF16, disk);
+    let folder = tempfile::tempdir().unwrap();
+    let outcomes = on_ranks(2, |communicator| {
+        let (engine, model) = start(&communicator, DType::BF16, strategy(disk, folder.path(), 2));
+        steps(&*communicator, &engine, &model, DType::BF16, 0..STEPS);
+        let full = || Error::Order {
+            what: "saving",
+            hint: "make room",
+        };
+        let mut rest = engine.state_plan().unwrap().len() / 2;
+        let outcome = engine.visit_state(&mut |_| match rest.checked_sub(1) {
+            Some(less) => {
+                rest = less;
+                Ok(())
+            }
+            None => Err(full()),
+        });
+        assert_eq!(outcome.unwrap_err().to_string(), full().to_string());
+        steps(&*communicator, &engine, &model, DType::BF16, STEPS..2 * STEPS)
+    });
+    assert_eq!(outcomes[0], trace);
 }
 
 #[test]
