@@ -4,7 +4,10 @@
 //! finite spreads from where it arose to everything that comes after. So the first parameter in that order lies behind the
 //! place, and those that came before it do not.
 
+use crate::bucket::BLOCK;
+use crate::overflow::is_finite;
 use crate::{Error, ParameterInfo};
+use rayon::prelude::*;
 use std::fmt;
 
 /// The first gradient of a backward that was not finite, in the order in which gradients came in.
@@ -74,16 +77,11 @@ impl AnomalyWatch {
     ///
     /// # Errors
     /// [`Error::GradientAnomaly`] for the first that is not finite, if that ends the backward.
-    pub(crate) fn look_at(
-        &mut self,
-        parameter: &ParameterInfo,
-        gradient: &[f32],
-        is_finite: bool,
-    ) -> Result<(), Error> {
+    pub(crate) fn look_at(&mut self, parameter: &ParameterInfo, gradient: &[f32]) -> Result<(), Error> {
         if self.found.is_some() {
             return Ok(());
         }
-        if is_finite {
+        if gradient.par_chunks(BLOCK).all(is_finite) {
             self.before = Some(parameter.name.clone());
             return Ok(());
         }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 /// Elements copied or added by one task.
-const BLOCK: usize = 1 << 16;
+pub(crate) const BLOCK: usize = 1 << 16;
 
 /// One bucket of gradients on one rank.
 #[derive(Debug)]
@@ -21,10 +21,10 @@ pub(crate) struct Bucket {
     pub(crate) shard_holds: bool,
     /// Parameters that have not come in during this backward.
     pub(crate) missing: usize,
-    /// How gradients are compressed on their way to other ranks.
-    pub(crate) compression: Option<Arc<Mutex<Compression>>>,
     /// Gradients that have, but are still on their way from a device, in order.
     pub(crate) arrivals: Vec<Arrival>,
+    /// How gradients are compressed on their way to other ranks.
+    pub(crate) compression: Option<Arc<Mutex<Compression>>>,
 }
 
 /// Where the memory is that a bucket's gradients come into.

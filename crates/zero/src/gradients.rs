@@ -23,13 +23,6 @@
 //! All gradients held bear one loss scale, that of the backward which came first since they were last forgotten; it
 //! stays in them and is divided out where they are used.
 //!
-//! # From a device
-//!
-//! A gradient on a GPU is copied beside what the backward computes meanwhile, and is in the bucket's memory when the bucket
-//! leaves at the latest, in the order in which gradients came. Waiting for it is the first part of the bucket's reduction.
-//! For the GPU to be ahead, a bucket then leaves only when the one after it is full, too, or at the end. Copies under way
-//! are at most some 64 MiB, and what two buckets have that are away.
-//!
 //! Between two calls of [`Gradients::clear`] gradients of several backwards add up. The mean over ranks of an already
 //! averaged part is that part, so backwards after a synchronised one may add to it.
 //!
@@ -42,6 +35,13 @@
 //! | local | this rank's own gradients are in it | running, empty |
 //! | synchronised | reduced over all ranks, which agree on the parameters that hold one | running, empty |
 //! | failed | incomplete or lost; nothing may be read | none |
+//!
+//! # From a device
+//!
+//! A gradient on a GPU is copied beside what the backward computes meanwhile, and is in the bucket's memory when the bucket
+//! leaves at the latest, in the order in which gradients came. Waiting for it is the first part of the bucket's reduction.
+//! For the GPU to be ahead, a bucket then leaves only when the one after it is full, too, or at the end. Copies under way
+//! are at most some 64 MiB, and what two buckets have that are away.
 
 mod arrival;
 mod departure;
@@ -58,7 +58,7 @@ pub use power_sgd::PowerSgd;
 use reduction::Reduction;
 
 use crate::anomaly::AnomalyWatch;
-use crate::bucket::{Bucket, Held, Memory};
+use crate::bucket::{BLOCK, Bucket, Held, Memory};
 use crate::device::Staging;
 use crate::layout::BucketLayout;
 use crate::mesh::Mesh;
@@ -69,12 +69,9 @@ use crate::{Error, ParameterInfo, Residence, Result};
 use candle_core::{CpuStorage, DType, Storage, Tensor};
 use rayon::prelude::*;
 use sconce_collectives::{Buffer, Communicator, ReduceOp};
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Elements copied or added by one task.
-const BLOCK: usize = 1 << 16;
 /// Buffers through which sharded gradients pass: one fills while two are being reduced.
 const PASSING_BUFFERS: usize = 3;
 /// Buckets with gradients from a device that may be away at once.
@@ -174,7 +171,6 @@ impl Gradients {
         parameters: Vec<Arc<ParameterInfo>>,
         (reduce_dtype, compression): (DType, Option<&PowerSgd>),
     ) -> Result<()> {
-        let shapes = Vec::from_iter(parameters.iter().map(|parameter| parameter.shape.clone()));
         let mut state = self.lock();
         state.reduce_dtype = Some(reduce_dtype);
         state.order = order;
@@ -209,7 +205,7 @@ impl Gradients {
                         expected: "data parallelism: sharded gradients and states are not compressed",
                     });
                 }
-                let state = Compression::new(settings, &bucket.layout, &shapes);
+                let state = Compression::new(settings, &bucket.layout, &parameters);
                 bucket.compression = Some(Arc::new(Mutex::new(state)));
             }
             state.buckets.push(bucket);
@@ -509,7 +505,7 @@ impl State {
             ))));
         };
         let values = &values[layout.start_offset()..][..layout.shape().elem_count()];
-        self.put(parameter, Elements::F32(values))
+        self.put(parameter, values)
     }
 
     /// Sees to it that a gradient's bucket has memory, and says whether there is nothing yet to add the gradient to.
@@ -524,16 +520,16 @@ impl State {
     }
 
     /// Puts a parameter's gradient into its place, or adds it to what is there.
-    fn put(&mut self, parameter: usize, values: Elements<'_>) -> Result<()> {
-        self.look_at(parameter, &values)?;
+    fn put(&mut self, parameter: usize, values: &[f32]) -> Result<()> {
+        self.look_at(parameter, values)?;
         let is_first = self.make_room(parameter)?;
         let (number, slot) = self.places[parameter];
         let Bucket { layout, memory, .. } = &mut self.buckets[number];
         let Memory::Here(buffer) = memory else {
             return Err(CAME_TWICE);
         };
-        let places = arrival::places(layout, &layout.slots[slot]);
-        arrival::put(values, &places, buffer.as_mut_slice(), is_first);
+        let places = layout.places(&layout.slots[slot]);
+        arrival::put(Elements::F32(values), places, buffer.as_mut_slice(), is_first);
         self.holds[parameter] = true;
         self.arrived[parameter] = true;
         Ok(())
@@ -560,18 +556,6 @@ impl State {
             self.failure = Some(error);
             message
         })
-    }
-
-    /// Runs `work` on every chunk of a parameter's slot, with the range of the parameter's elements in it.
-    fn for_each_chunk(&mut self, parameter: usize, work: impl Fn(&mut [f32], Range<usize>)) -> Result<()> {
-        let (bucket, slot) = self.places[parameter];
-        let Bucket { layout, memory, .. } = &mut self.buckets[bucket];
-        let Memory::Here(buffer) = memory else {
-            return Err(CAME_TWICE);
-        };
-        let (elements, slot) = (buffer.as_mut_slice::<f32>(), &layout.slots[slot]);
-        (0..layout.parts).for_each(|part| work(&mut elements[layout.place(slot, part)], slot.chunk(part)));
-        Ok(())
     }
 
     /// Returns this rank's number among those that shard together.

@@ -90,14 +90,15 @@ impl BucketLayout {
     pub(crate) fn read(&self, slot: usize, elements: &[f32]) -> Vec<f32> {
         let slot = &self.slots[slot];
         let mut values = vec![0.0; slot.elements];
-        (0..self.parts).for_each(|part| values[slot.chunk(part)].copy_from_slice(&elements[self.place(slot, part)]));
+        let places = self.places(slot);
+        places.for_each(|(place, chunk)| values[chunk].copy_from_slice(&elements[place]));
         values
     }
 
     /// Sets a slot's elements, in their order, in all parts.
     pub(crate) fn write(&self, slot: usize, values: &[f32], elements: &mut [f32]) {
-        let slot = &self.slots[slot];
-        (0..self.parts).for_each(|part| elements[self.place(slot, part)].copy_from_slice(&values[slot.chunk(part)]));
+        let places = self.places(&self.slots[slot]);
+        places.for_each(|(place, chunk)| elements[place].copy_from_slice(&values[chunk]));
     }
 
     /// Returns a rank's part.
@@ -110,6 +111,12 @@ impl BucketLayout {
         let within = slot.within_part(part);
         let start = part * self.part_elements;
         start + within.start..start + within.end
+    }
+
+    /// Returns of every part where the elements of `slot` that lie in it are in the bucket, and which of the parameter's
+    /// they are.
+    pub(crate) fn places<'a>(&'a self, slot: &'a Slot) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + 'a {
+        (0..self.parts).map(|part| (self.place(slot, part), slot.chunk(part)))
     }
 }
 

@@ -2,16 +2,12 @@
 
 use super::{CAME_TWICE, State};
 use crate::Result;
-use crate::bucket::{Bucket, Memory};
+use crate::bucket::{BLOCK, Bucket, Memory};
 use crate::device::Reading;
-use crate::layout::{BucketLayout, Slot};
 use crate::storage::Elements;
 use candle_core::Tensor;
 use rayon::prelude::*;
 use std::ops::Range;
-
-/// Elements copied or added by one task.
-const BLOCK: usize = 1 << 16;
 
 /// Bytes of gradients that may be on their way into buckets which have not left.
 const BYTES_ON_THEIR_WAY: usize = 64 << 20;
@@ -34,7 +30,7 @@ impl Arrival {
             places,
             is_first,
         } = self;
-        reading.finish(|values| put(values.shared(), &places, bucket, is_first))
+        reading.finish(|values| put(values.shared(), places.into_iter(), bucket, is_first))
     }
 }
 
@@ -50,7 +46,7 @@ impl State {
         }
         bucket.arrivals.push(Arrival {
             reading: self.staging.read(gradient)?,
-            places: places(&bucket.layout, &bucket.layout.slots[slot]),
+            places: bucket.layout.places(&bucket.layout.slots[slot]).collect(),
             is_first,
         });
         self.is_from_device = true;
@@ -63,17 +59,15 @@ impl State {
     }
 }
 
-/// Returns where the chunks of a slot lie in its bucket, and which elements of the parameter they are.
-pub(super) fn places(layout: &BucketLayout, slot: &Slot) -> Vec<(Range<usize>, Range<usize>)> {
-    (0..layout.parts)
-        .map(|part| (layout.place(slot, part), slot.chunk(part)))
-        .collect()
-}
-
 /// Puts a gradient into its places in a bucket's memory, or adds it to what is there.
-pub(super) fn put(values: Elements<'_>, places: &[(Range<usize>, Range<usize>)], bucket: &mut [f32], is_first: bool) {
+pub(super) fn put(
+    values: Elements<'_>,
+    places: impl Iterator<Item = (Range<usize>, Range<usize>)>,
+    bucket: &mut [f32],
+    is_first: bool,
+) {
     for (place, chunk) in places {
-        let blocks = bucket[place.clone()].par_chunks_mut(BLOCK).enumerate();
+        let blocks = bucket[place].par_chunks_mut(BLOCK).enumerate();
         blocks.for_each(|(number, slot)| {
             let start = chunk.start + number * BLOCK;
             let values = values.slice(start..start + slot.len());

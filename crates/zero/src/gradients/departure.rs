@@ -1,9 +1,11 @@
 //! How buckets leave for other ranks, and come back: where their memory comes from, what is reduced, and when.
 
 use super::reduction::Reduction;
-use super::{AWAY_FROM_A_DEVICE, INCOMPLETE, State};
+use super::{AWAY_FROM_A_DEVICE, CAME_TWICE, INCOMPLETE, State};
 use crate::Result;
-use crate::bucket::{Away, Memory};
+use crate::bucket::{Away, Bucket, Memory};
+use crate::layout::Slot;
+use crate::mesh::Mesh;
 use candle_core::DType;
 use sconce_collectives::Buffer;
 use std::sync::PoisonError;
@@ -32,16 +34,17 @@ impl State {
         if is_sharded {
             self.make_present(number)?;
         }
-        let parameters: Vec<_> = self.buckets[number]
-            .layout
-            .slots
-            .iter()
-            .map(|slot| slot.parameter)
-            .collect();
-        for parameter in parameters {
-            if !self.arrived[parameter] && (is_sharded || !self.holds[parameter]) {
-                self.for_each_chunk(parameter, |slot, _| slot.fill(0.0))?;
-            }
+        let Bucket { layout, memory, .. } = &mut self.buckets[number];
+        let is_missing = |slot: &&Slot| {
+            let parameter = slot.parameter;
+            !self.arrived[parameter] && (is_sharded || !self.holds[parameter])
+        };
+        for slot in layout.slots.iter().filter(is_missing) {
+            let Memory::Here(buffer) = memory else {
+                return Err(CAME_TWICE);
+            };
+            let elements = buffer.as_mut_slice::<f32>();
+            layout.places(slot).for_each(|(place, _)| elements[place].fill(0.0));
         }
         Ok(())
     }
@@ -70,55 +73,58 @@ impl State {
             return Ok(());
         };
         while self.left < self.buckets.len() {
-            let is_reduced = self.is_reduced_now(self.left);
-            let is_next_missing = self.buckets.get(self.left + 1).is_some_and(|next| next.missing > 0);
-            if is_reduced && self.is_from_device && !is_end && is_next_missing {
-                return Ok(());
-            }
-            if is_reduced && self.is_from_device && self.left >= AWAY_FROM_A_DEVICE {
-                self.bring_back(self.left - AWAY_FROM_A_DEVICE)?;
-            }
-            let bucket = &mut self.buckets[self.left];
-            if bucket.missing > 0 && is_reduced {
-                return Ok(());
-            }
-            if is_reduced {
-                let layout = &bucket.layout;
-                let (elements, part_elements) = (layout.elements(), layout.part_elements);
-                let (reduction, group) = if bucket.is_stepped_by_parts() {
-                    (Reduction::Scatter(part_elements), &mesh.shard)
-                } else {
-                    (Reduction::All, &mesh.world)
-                };
-                let dtype = self.reduce_dtype.unwrap_or(DType::F32);
-                let (compression, number) = (bucket.compression.clone(), self.left);
-                let Memory::Here(buffer) = std::mem::replace(&mut bucket.memory, Memory::Lost) else {
-                    return Err(INCOMPLETE);
-                };
-                let mut arrivals = std::mem::take(&mut bucket.arrivals).into_iter();
-                let landed = Ok(());
-                let pending = group.run_behind(Away { buffer, landed }, move |away, group| {
-                    let gradients = away.buffer.as_mut_slice();
-                    if let Err(error) = arrivals.try_for_each(|arrival| arrival.land(gradients)) {
-                        // Peers wait for this rank's gradients.
-                        group.abort(&error.to_string());
-                        away.landed = Err(error.into());
-                        return Ok(());
-                    }
-                    let _span = tracing::debug_span!("reduce bucket", what = number, elements).entered();
-                    let gradients = &mut gradients[..elements];
-                    match compression {
-                        Some(state) => {
-                            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-                            state.run(gradients, dtype, group)
-                        }
-                        None => reduction.run(gradients, dtype, group),
-                    }
-                });
-                bucket.memory = Memory::Away(pending);
+            if self.is_reduced_now(self.left) {
+                let is_missing = |number: usize| self.buckets.get(number).is_some_and(|bucket| bucket.missing > 0);
+                let waits_for_next = self.is_from_device && !is_end && is_missing(self.left + 1);
+                if is_missing(self.left) || waits_for_next {
+                    return Ok(());
+                }
+                if self.is_from_device && self.left >= AWAY_FROM_A_DEVICE {
+                    self.bring_back(self.left - AWAY_FROM_A_DEVICE)?;
+                }
+                self.send(self.left, &mesh)?;
             }
             self.left += 1;
         }
+        Ok(())
+    }
+
+    /// Starts the reduction of a bucket.
+    fn send(&mut self, number: usize, mesh: &Mesh) -> Result<()> {
+        let bucket = &mut self.buckets[number];
+        let layout = &bucket.layout;
+        let (elements, part_elements) = (layout.elements(), layout.part_elements);
+        let (reduction, group) = if bucket.is_stepped_by_parts() {
+            (Reduction::Scatter(part_elements), &mesh.shard)
+        } else {
+            (Reduction::All, &mesh.world)
+        };
+        let dtype = self.reduce_dtype.unwrap_or(DType::F32);
+        let compression = bucket.compression.clone();
+        let Memory::Here(buffer) = std::mem::replace(&mut bucket.memory, Memory::Lost) else {
+            return Err(INCOMPLETE);
+        };
+        let mut arrivals = std::mem::take(&mut bucket.arrivals).into_iter();
+        let landed = Ok(());
+        let pending = group.run_behind(Away { buffer, landed }, move |away, group| {
+            let gradients = away.buffer.as_mut_slice();
+            if let Err(error) = arrivals.try_for_each(|arrival| arrival.land(gradients)) {
+                // Peers wait for this rank's gradients.
+                group.abort(&error.to_string());
+                away.landed = Err(error.into());
+                return Ok(());
+            }
+            let _span = tracing::debug_span!("reduce bucket", what = number, elements).entered();
+            let gradients = &mut gradients[..elements];
+            match compression {
+                Some(state) => {
+                    let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+                    state.run(gradients, dtype, group)
+                }
+                None => reduction.run(gradients, dtype, group),
+            }
+        });
+        bucket.memory = Memory::Away(pending);
         Ok(())
     }
 

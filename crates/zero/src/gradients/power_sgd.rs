@@ -6,17 +6,25 @@
 //! is added to its next gradient. Parameters that this would not make smaller are averaged as they are.
 
 use crate::layout::BucketLayout;
-use crate::{Error, Result};
+use crate::optimizer::in_range;
+use crate::{ParameterInfo, Result};
 use candle_core::DType;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
 use sconce_collectives::Communicator;
+use std::sync::Arc;
 
 use super::Reduction;
 
+/// Columns of a matrix whose sums over rows one task adds up.
+const BLOCK_COLUMNS: usize = 256;
+
 /// Settings of PowerSGD; the defaults are those of PyTorch's hook.
+///
+/// Checkpoints keep nothing of it: a run that is resumed begins again with plain averages, and does not come to the bits of
+/// one that did not stop.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PowerSgd {
     /// Columns of the thin matrices: more are nearer to the gradient and more to send.
@@ -48,22 +56,10 @@ impl Default for PowerSgd {
 
 impl PowerSgd {
     pub(crate) fn check(&self) -> Result<()> {
-        if self.matrix_rank == 0 {
-            return Err(Error::Setting {
-                setting: "matrix_rank",
-                value: "0".into(),
-                expected: "at least 1 column",
-            });
-        }
-        let rate = self.min_compression_rate;
-        if !(rate > 0.0 && rate.is_finite()) {
-            return Err(Error::Setting {
-                setting: "min_compression_rate",
-                value: rate.to_string(),
-                expected: "a number above 0",
-            });
-        }
-        Ok(())
+        let (columns, rate) = (self.matrix_rank, self.min_compression_rate);
+        in_range("matrix_rank", columns as f64, "at least 1 column", columns > 0)?;
+        let is_a_rate = rate > 0.0 && rate.is_finite();
+        in_range("min_compression_rate", rate, "a number above 0", is_a_rate)
     }
 }
 
@@ -91,11 +87,11 @@ struct Matrix {
 }
 
 impl Compression {
-    /// Makes the state of a bucket; `shapes` are those of all parameters.
-    pub(crate) fn new(settings: &PowerSgd, layout: &BucketLayout, shapes: &[Vec<usize>]) -> Self {
+    /// Makes the state of a bucket, of all `parameters` those in it.
+    pub(crate) fn new(settings: &PowerSgd, layout: &BucketLayout, parameters: &[Arc<ParameterInfo>]) -> Self {
         let (mut matrices, mut plain) = (Vec::new(), Vec::new());
         for (slot, place) in layout.slots.iter().enumerate() {
-            let shape = &shapes[place.parameter];
+            let shape = &parameters[place.parameter].shape;
             let rows = shape.first().copied().unwrap_or(1);
             let elements: usize = shape.iter().product();
             let columns = elements.checked_div(rows).unwrap_or(0);
@@ -243,9 +239,13 @@ fn times(matrix: &[f32], width: usize, q: &[f32], columns: usize) -> Vec<f32> {
 /// Returns Mᵀ P: M has rows of `width`, P has as many rows, of `columns`.
 fn transposed_times(matrix: &[f32], width: usize, p: &[f32], columns: usize) -> Vec<f32> {
     let mut product = vec![0.0; width * columns];
-    product.par_chunks_mut(columns).enumerate().for_each(|(place, sums)| {
+    // Rows are read in order, as much of each as a block has sums for.
+    let blocks = product.par_chunks_mut(BLOCK_COLUMNS * columns).enumerate();
+    blocks.for_each(|(block, sums)| {
         for (row, p) in matrix.chunks(width).zip(p.chunks(columns)) {
-            sums.iter_mut().zip(p).for_each(|(sum, p)| *sum += row[place] * p);
+            for (sums, value) in sums.chunks_mut(columns).zip(&row[block * BLOCK_COLUMNS..]) {
+                sums.iter_mut().zip(p).for_each(|(sum, p)| *sum += value * p);
+            }
         }
     });
     product

@@ -1,12 +1,9 @@
 //! What is known of the gradients held beside their values: what they weigh, and which was the first that is not finite.
 
-use super::{BLOCK, Gradients, Phase, State};
+use super::{Gradients, Phase, State};
 use crate::anomaly::{Anomaly, AnomalyWatch};
-use crate::overflow::is_finite;
-use crate::storage::Elements;
 use crate::weighted_mean::WeightedMean;
 use crate::{Error, Result};
-use rayon::prelude::*;
 
 impl Gradients {
     /// Says what the gradients held weigh, if their losses had weights.
@@ -46,14 +43,10 @@ impl State {
     ///
     /// # Errors
     /// [`Error::GradientAnomaly`] where what is not finite ends the backward.
-    pub(super) fn look_at(&mut self, parameter: usize, values: &Elements<'_>) -> Result<()> {
-        let Some(watch) = &mut self.watch else {
-            return Ok(());
-        };
-        let parameter = &self.parameters[parameter];
-        let mut wide = vec![0.0; parameter.elements()];
-        values.copy_to(&mut wide);
-        let is_finite = wide.par_chunks(BLOCK).all(is_finite);
-        watch.look_at(parameter, &wide, is_finite)
+    pub(super) fn look_at(&mut self, parameter: usize, values: &[f32]) -> Result<()> {
+        match &mut self.watch {
+            Some(watch) => watch.look_at(&self.parameters[parameter], values),
+            None => Ok(()),
+        }
     }
 }
