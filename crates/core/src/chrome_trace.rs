@@ -5,7 +5,8 @@
 //! spans down; a program that has a subscriber of its own adds it there, for others `profile` sets one.
 //!
 //! A file holds one event a line, in the format's array form, which may end anywhere: a run that is killed leaves a trace
-//! that can be looked at.
+//! that can be looked at. A span with a field `what` is shown with it behind its name; what such spans have in common is
+//! their category, the name alone.
 
 use crate::{Accelerator, Error, Result};
 use serde_json::{Map, Value, json};
@@ -195,14 +196,15 @@ impl OpenFile {
             self.write(&json!({"name": "thread_name", "ph": "M", "pid": self.rank, "tid": thread, "args": args}));
         }
         let mut args = span.fields.0.clone();
-        let name = match args.remove("what") {
+        let full_name = match args.remove("what") {
             Some(Value::String(what)) => format!("{name} {what}"),
             Some(what) => format!("{name} {what}"),
             None => name.to_owned(),
         };
+        args.entry("target").or_insert_with(|| span.target.into());
         let micros = |time: std::time::Duration| time.as_nanos() as f64 / 1e3;
         self.write(&json!({
-            "name": name, "cat": span.target, "ph": "X", "pid": self.rank, "tid": thread,
+            "name": full_name, "cat": name, "ph": "X", "pid": self.rank, "tid": thread,
             "ts": micros(begin), "dur": micros(span.begin.elapsed()), "args": args,
         }));
     }
@@ -275,4 +277,34 @@ fn number_of_thread() -> u64 {
         static NUMBER: u64 = NEXT.fetch_add(1, Relaxed);
     }
     NUMBER.with(|number| *number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_of_one_name_have_one_category_whatever_they_were_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let trace = ChromeTrace::default();
+        let path = trace.open(folder.path(), 0).unwrap();
+        tracing::subscriber::with_default(Registry::default().with(trace.clone()), || {
+            tracing::info_span!("read", what = 0u64, bytes = 3u64).in_scope(|| ());
+            tracing::info_span!("read", what = "a file").in_scope(|| ());
+            tracing::info_span!("read", target = "of the user").in_scope(|| ());
+        });
+        trace.close().unwrap();
+        let events: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let spans = events.iter().filter(|event| event["ph"] == "X");
+        let told = spans.map(|span| (&span["name"], &span["cat"], &span["args"]));
+        let here = module_path!();
+        assert_eq!(
+            Vec::from_iter(told),
+            [
+                (&json!("read 0"), &json!("read"), &json!({"bytes": 3, "target": here})),
+                (&json!("read a file"), &json!("read"), &json!({ "target": here })),
+                (&json!("read"), &json!("read"), &json!({"target": "of the user"})),
+            ]
+        );
+    }
 }

@@ -25,6 +25,7 @@ struct Span {
     thread: u64,
     begin: f64,
     end: f64,
+    /// Its category: the name without the unit, bucket or operation that it was for.
     phase: String,
 }
 
@@ -104,7 +105,7 @@ fn times_of(rank: u64, events: &[Value]) -> Vec<RankTime> {
                         thread,
                         begin,
                         end: begin + took,
-                        phase: phase_of(name),
+                        phase: event["cat"].as_str().unwrap_or(name).to_owned(),
                     });
                 }
             }
@@ -152,24 +153,6 @@ fn times_of(rank: u64, events: &[Value]) -> Vec<RankTime> {
     by_thread.into_iter().map(time).collect()
 }
 
-/// The kind of a span: its name without the unit, bucket or operation that it was for.
-fn phase_of(name: &str) -> String {
-    const KINDS: [&str; 7] = [
-        "forward",
-        "backward",
-        "gather",
-        "wait for gather",
-        "reduce bucket",
-        "wait for bucket",
-        "collective",
-    ];
-    let of_kind = |kind: &&str| {
-        name.strip_prefix(*kind)
-            .is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
-    };
-    KINDS.into_iter().find(of_kind).unwrap_or(name).into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,10 +161,10 @@ mod tests {
     fn time_within_an_inner_span_is_not_the_outer_ones() {
         let text = r#"[
 {"name":"thread_name","ph":"M","pid":0,"tid":0,"args":{"name":"main"}},
-{"name":"wait for bucket 1","ph":"X","pid":0,"tid":0,"ts":5000000.0,"dur":1000000.0},
+{"name":"wait for bucket 1","cat":"wait for bucket","ph":"X","pid":0,"tid":0,"ts":5000000.0,"dur":1000000.0},
 {"name":"backward","ph":"X","pid":0,"tid":0,"ts":3000000.0,"dur":4000000.0},
-{"name":"forward model.layers.0","ph":"X","pid":0,"tid":0,"ts":1000000.0,"dur":2000000.0},
-{"name":"reduce bucket 1","ph":"X","pid":0,"tid":1,"ts":4000000.0,"dur":2500000.0},
+{"name":"forward model.layers.0","cat":"forward","ph":"X","pid":0,"tid":0,"ts":1000000.0,"dur":2000000.0},
+{"name":"reduce bucket 1","cat":"reduce bucket","ph":"X","pid":0,"tid":1,"ts":4000000.0,"dur":2500000.0},
 {"name":"forw"#;
         let (events, is_torn) = events_of(text).unwrap();
         assert!(is_torn && events.len() == 5);

@@ -4,6 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use sconce_core::ChromeTrace;
+use tracing_subscriber::layer::SubscriberExt as _;
+
 fn report(folder: &Path, words: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sconce"));
     command.arg("report").args(words).current_dir(folder);
@@ -148,7 +151,7 @@ fn time_by_phase_is_drawn_for_every_rank_whose_trace_lies_in_the_folder() {
     for rank in 0..2 {
         let trace = format!(
             "[\n{{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":{rank},\"tid\":0,\"args\":{{\"name\":\"main\"}}}},\n\
-             {{\"name\":\"backward\",\"ph\":\"X\",\"pid\":{rank},\"tid\":0,\"ts\":0.0,\"dur\":2000000.0}},\n"
+             {{\"name\":\"backward\",\"cat\":\"backward\",\"ph\":\"X\",\"pid\":{rank},\"tid\":0,\"ts\":0.0,\"dur\":2000000.0}},\n"
         );
         fs::write(folder.path().join(format!("run/trace-rank-{rank}.json")), trace).unwrap();
     }
@@ -165,4 +168,25 @@ fn time_by_phase_is_drawn_for_every_rank_whose_trace_lies_in_the_folder() {
         message.starts_with("error: run/trace-rank-1.json:1: not an event of a trace"),
         "{message}"
     );
+}
+
+#[test]
+fn spans_that_differ_in_what_they_were_for_are_one_phase() {
+    let folder = tempfile::tempdir().unwrap();
+    write_run(folder.path(), "run");
+    let trace = ChromeTrace::default();
+    trace.open(&folder.path().join("run"), 0).unwrap();
+    tracing::subscriber::with_default(tracing_subscriber::registry().with(trace.clone()), || {
+        for number in 0..2 {
+            tracing::info_span!("wait for batch", what = number).in_scope(|| ());
+            tracing::info_span!("of the user's own", what = format!("part {number}")).in_scope(|| ());
+        }
+    });
+    trace.close().unwrap();
+    let html = page(folder.path(), &["run"]);
+    for phase in ["wait for batch", "of the user&#39;s own"] {
+        assert_eq!(html.matches(&format!("</i>{phase} (")).count(), 1, "{html}");
+        assert_eq!(html.matches(&format!("<title>{phase}: ")).count(), 1, "{html}");
+    }
+    assert_eq!(html.matches(" s a rank)</span>").count(), 2, "no phase besides: {html}");
 }
