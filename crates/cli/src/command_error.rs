@@ -1,8 +1,9 @@
 //! What a subcommand returns when it cannot do its work: a kind, which decides the exit code, a message, and hints.
 
 use std::fmt;
-use std::io::Write;
 use std::process::ExitCode;
+
+use crate::terminal::{shown, tell};
 
 /// Why a command failed, as the exit code tells it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,9 +47,9 @@ impl CommandError {
         self
     }
 
-    /// Writes the error and its hints to stderr. A stderr that nobody reads is no reason to fail again.
+    /// Writes the error and its hints to stderr. Names in them may be those of anyone's files.
     pub(crate) fn report(&self) {
-        let _ = std::io::stderr().lock().write_all(self.to_string().as_bytes());
+        tell(&shown(&self.to_string()));
     }
 
     /// The exit code that tells this error's kind.

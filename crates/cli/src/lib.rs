@@ -13,5 +13,6 @@ mod env;
 mod launch;
 mod merge_weights;
 mod report;
+mod terminal;
 
 pub use cli::run;

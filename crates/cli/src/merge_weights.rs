@@ -7,8 +7,9 @@ use candle_core::DType;
 use clap::{Args, ValueEnum};
 use sconce_core::checkpoint::ExportOptions;
 
-use crate::checkpoint::{failure, open, print, shown};
+use crate::checkpoint::open;
 use crate::command_error::CommandError;
+use crate::terminal::{print, shown};
 
 /// Make one folder of safetensors weights, as transformers reads them, from a checkpoint
 ///
@@ -85,7 +86,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
     let mut checkpoint = open(&arguments.checkpoint)?;
     let exported = checkpoint
         .export_weights(&arguments.output, &options)
-        .map_err(|error| failure(&error))?;
+        .map_err(CommandError::failure)?;
     print(&format!(
         "{}: {} tensors in {}\n",
         shown(&arguments.output.display().to_string()),

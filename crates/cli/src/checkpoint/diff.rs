@@ -7,8 +7,9 @@ use sconce_core::checkpoint::{Difference, DifferenceKind};
 use serde_json::json;
 
 use super::table::table;
-use super::{failure, open, print};
+use super::open;
 use crate::command_error::CommandError;
+use crate::terminal::print;
 
 /// Runs `sconce checkpoint diff`.
 pub(super) fn run(first: &Path, second: &Path, json: bool) -> Result<ExitCode, CommandError> {
@@ -16,7 +17,7 @@ pub(super) fn run(first: &Path, second: &Path, json: bool) -> Result<ExitCode, C
     let mut differences = Vec::new();
     first
         .compare(&mut second, |difference| differences.push(difference))
-        .map_err(|error| failure(&error))?;
+        .map_err(CommandError::failure)?;
     let text = if json {
         let object = json!({"first": first.folder(), "second": second.folder(), "differences": differences});
         format!("{object:#}\n")

@@ -9,8 +9,9 @@ use sconce_core::checkpoint::{SavedModel, SavedTensor};
 use serde_json::json;
 
 use super::table::table;
-use super::{open, print, shown};
+use super::open;
 use crate::command_error::CommandError;
+use crate::terminal::{print, shown};
 
 /// Runs `sconce checkpoint inspect`.
 pub(super) fn run(folder: &Path, json: bool) -> Result<ExitCode, CommandError> {

@@ -7,7 +7,6 @@ mod inspect;
 mod table;
 mod verify;
 
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -15,6 +14,7 @@ use clap::{Args, Subcommand};
 use sconce_core::Checkpoint;
 
 use crate::command_error::CommandError;
+use crate::terminal::note;
 
 /// Look into checkpoints: list what they hold, verify them, compare two
 ///
@@ -74,35 +74,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
 
 /// Opens a checkpoint, and says on stderr which ones were passed over.
 pub(crate) fn open(folder: &Path) -> Result<Checkpoint, CommandError> {
-    let checkpoint = Checkpoint::open(folder).map_err(|error| failure(&error))?;
+    let checkpoint = Checkpoint::open(folder).map_err(CommandError::failure)?;
     for skipped in checkpoint.skipped() {
-        // A stderr that nobody reads is no reason to fail.
-        let _ = writeln!(io::stderr(), "note: passed over, {}", shown(skipped));
+        note(&format!("passed over, {skipped}"));
     }
     Ok(checkpoint)
-}
-
-/// Makes an error of one of the library's, whose text may have names from a file.
-pub(crate) fn failure(error: &dyn std::fmt::Display) -> CommandError {
-    CommandError::failure(shown(&error.to_string()))
-}
-
-/// Returns a text without characters that steer a terminal, but for ends of lines.
-pub(crate) fn shown(text: &str) -> String {
-    let escaped = |character: char| match character {
-        '\n' => "\n".to_owned(),
-        _ if character.is_control() => character.escape_default().to_string(),
-        _ => character.to_string(),
-    };
-    text.chars().map(escaped).collect()
-}
-
-/// Writes to stdout; a reader that has left is no failure.
-pub(crate) fn print(text: &str) -> Result<(), CommandError> {
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(reason) if reason.kind() != io::ErrorKind::BrokenPipe => {
-            Err(CommandError::failure(format!("cannot write to stdout: {reason}")))
-        }
-        _ => Ok(()),
-    }
 }

@@ -1,6 +1,6 @@
 //! Rows under a header, in columns as wide as what is in them.
 
-use super::shown;
+use crate::terminal::shown;
 
 /// Returns the table as lines; names in cells cannot steer a terminal or break lines.
 pub(super) fn table<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> String {

@@ -3,23 +3,25 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use super::{failure, open, print, shown};
+use super::open;
 use crate::command_error::CommandError;
+use crate::terminal::{print, shown};
 
 /// Runs `sconce checkpoint verify`.
 pub(super) fn run(folder: &Path, all: bool) -> Result<ExitCode, CommandError> {
     let mut checkpoint = open(folder)?;
     let verified = checkpoint.verify(all);
-    let folder = shown(&checkpoint.folder().display().to_string());
+    let folder = checkpoint.folder().display().to_string();
     match &verified.damages[..] {
         [] => {
             print(&format!(
-                "{folder}: whole, {} bytes of arrays are as they were written\n",
+                "{}: whole, {} bytes of arrays are as they were written\n",
+                shown(&folder),
                 verified.bytes
             ))?;
             Ok(ExitCode::SUCCESS)
         }
-        [first] if !all => Err(failure(first).hint("--all lists all damage")),
+        [first] if !all => Err(CommandError::failure(first).hint("--all lists all damage")),
         damages => {
             let lines = damages
                 .iter()

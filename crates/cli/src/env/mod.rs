@@ -8,13 +8,13 @@ mod host;
 mod mpi;
 mod variables;
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Map, Value};
 
 use crate::command_error::CommandError;
+use crate::terminal::print;
 
 /// candle's version, which `Cargo.lock` fixes for this program.
 pub(crate) const CANDLE: &str = "0.11.1";
@@ -41,12 +41,8 @@ struct Report {
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
     let report = Report::collect();
     let text = if arguments.json { report.json() } else { report.lines() };
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(reason) if reason.kind() != io::ErrorKind::BrokenPipe => {
-            Err(CommandError::failure(format!("cannot write to stdout: {reason}")))
-        }
-        _ => Ok(ExitCode::SUCCESS),
-    }
+    print(&text)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 impl Report {

@@ -32,7 +32,7 @@ mod stop_signals;
 mod supervise;
 
 use std::collections::BTreeMap;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -42,6 +42,7 @@ use std::time::{Duration, Instant};
 pub(crate) use arguments::Arguments;
 
 use crate::command_error::CommandError;
+use crate::terminal::tell;
 use arguments::Target;
 use console::Console;
 use cpu_affinity::CpuAffinity;
@@ -191,11 +192,6 @@ fn bound<T>(affinity: Option<&CpuAffinity>, rank: usize, start: impl FnOnce() ->
 /// Tells why ranks are not bound to cores, although that was asked for.
 fn not_bound(reason: String) {
     tell(&format!("notice: ranks are not bound to cores: {reason}\n"));
-}
-
-/// Writes to stderr. That nobody reads it is no reason to stop.
-fn tell(text: &str) {
-    let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
 /// Starts a single rank, with the launcher's own input and output.

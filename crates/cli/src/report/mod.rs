@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use clap::Args;
 
 use crate::command_error::CommandError;
+use crate::terminal::{self, shown};
 
 /// Draw what runs have logged: loss, learning rate, gradient norm, speed, memory, and where the time of each rank went
 #[derive(Debug, Args)]
@@ -36,15 +37,15 @@ pub(crate) struct Arguments {
 /// Runs `sconce report`.
 ///
 /// # Errors
-/// A run that is not there or cannot be read, and a page that cannot be written.
+/// A run that is not there or cannot be read, and a page or a stdout that cannot be written to.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
     let runs = run::read_all(&arguments.runs)?;
     for note in runs.iter().flat_map(|run| &run.notes) {
-        eprintln!("note: {note}");
+        terminal::note(note);
     }
     let page = page::of(&runs);
     std::fs::write(&arguments.out, page)
         .map_err(|error| CommandError::failure(format!("{}: {error}", arguments.out.display())))?;
-    println!("wrote {}", arguments.out.display());
+    terminal::print(&format!("wrote {}\n", shown(&arguments.out.display().to_string())))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,0 +1,41 @@
+//! Text for who sits at the terminal, or reads a pipe in its place.
+//!
+//! Names in it may come from anyone's files, and must not steer the terminal. A reader may leave at any time, as `head`
+//! does: that ends nothing.
+
+use std::io::{self, Write};
+
+use crate::command_error::CommandError;
+
+/// Writes to stdout; a reader that has left is no failure.
+///
+/// # Errors
+/// When stdout cannot be written to for another reason.
+pub(crate) fn print(text: &str) -> Result<(), CommandError> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(reason) if reason.kind() != io::ErrorKind::BrokenPipe => {
+            Err(CommandError::failure(format!("cannot write to stdout: {reason}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes to stderr. That nobody reads it is no reason to stop.
+pub(crate) fn tell(text: &str) {
+    let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// Writes a line to stderr about what the user should know and nothing fails of.
+pub(crate) fn note(text: &str) {
+    tell(&format!("note: {}\n", shown(text)));
+}
+
+/// Returns a text without characters that steer a terminal, but for ends of lines.
+pub(crate) fn shown(text: &str) -> String {
+    let escaped = |character: char| match character {
+        '\n' => "\n".to_owned(),
+        _ if character.is_control() => character.escape_default().to_string(),
+        _ => character.to_string(),
+    };
+    text.chars().map(escaped).collect()
+}
