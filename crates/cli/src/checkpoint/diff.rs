@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use sconce_core::checkpoint::{Difference, DifferenceKind};
 use serde_json::json;
 
-use super::table::table;
 use super::open;
+use super::table::table;
 use crate::command_error::CommandError;
 use crate::terminal::print;
 

@@ -8,8 +8,8 @@ use sconce_core::Checkpoint;
 use sconce_core::checkpoint::{SavedModel, SavedTensor};
 use serde_json::json;
 
-use super::table::table;
 use super::open;
+use super::table::table;
 use crate::command_error::CommandError;
 use crate::terminal::{print, shown};
 

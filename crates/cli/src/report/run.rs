@@ -27,6 +27,14 @@ pub(super) struct Run {
 /// Names the file, and the line of what is no record of a step.
 pub(super) fn read_all(paths: &[PathBuf]) -> Result<Vec<Run>, CommandError> {
     let mut runs = Vec::new();
+    // A trace is of one training, whose files of values may be several: it is drawn once, with the first.
+    let mut traced = BTreeSet::new();
+    let mut times_of = |folder: &Path, run: &mut Run| -> Result<(), CommandError> {
+        if traced.insert(fs::canonicalize(folder).unwrap_or_else(|_| folder.into())) {
+            run.times = trace::read_folder(folder, &mut run.notes)?;
+        }
+        Ok(())
+    };
     for path in paths {
         let is_folder = path.is_dir();
         let files = if is_folder { files_of(path)? } else { vec![path.clone()] };
@@ -37,10 +45,10 @@ pub(super) fn read_all(paths: &[PathBuf]) -> Result<Vec<Run>, CommandError> {
                 (true, false) => name_of(path),
                 _ => label_of(&file),
             };
-            let beside = file.parent().unwrap_or(Path::new(""));
-            run.times = trace::read_folder(beside, &mut run.notes)?;
+            let beside = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+            times_of(beside.unwrap_or(Path::new(".")), &mut run)?;
             if run.times.is_empty() && is_folder && !several {
-                run.times = trace::read_folder(path, &mut run.notes)?;
+                times_of(path, &mut run)?;
             }
             runs.push((file, run));
         }

@@ -34,11 +34,6 @@ struct Span {
 /// # Errors
 /// Names the file, and the line of what is no event.
 pub(super) fn read_folder(folder: &Path, notes: &mut Vec<String>) -> Result<Vec<RankTime>, CommandError> {
-    let folder = if folder.as_os_str().is_empty() {
-        Path::new(".")
-    } else {
-        folder
-    };
     let mut ranks = BTreeMap::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();

@@ -41,6 +41,15 @@ fn write_run(folder: &Path, name: &str) {
     fs::write(folder.join(name).join("p/metrics.jsonl"), lines).unwrap();
 }
 
+/// Writes a trace of 2 s of backward, as `--profile` does.
+fn write_trace(folder: &Path, name: &str, rank: usize) {
+    let trace = format!(
+        "[\n{{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":{rank},\"tid\":0,\"args\":{{\"name\":\"main\"}}}},\n\
+         {{\"name\":\"backward\",\"cat\":\"backward\",\"ph\":\"X\",\"pid\":{rank},\"tid\":0,\"ts\":0.0,\"dur\":2000000.0}},\n"
+    );
+    fs::write(folder.join(name).join(format!("trace-rank-{rank}.json")), trace).unwrap();
+}
+
 #[test]
 fn a_page_has_a_line_for_every_run_and_needs_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
@@ -148,13 +157,8 @@ fn a_folder_without_a_run_and_a_page_that_cannot_be_written_are_errors() {
 fn time_by_phase_is_drawn_for_every_rank_whose_trace_lies_in_the_folder() {
     let folder = tempfile::tempdir().unwrap();
     write_run(folder.path(), "run");
-    for rank in 0..2 {
-        let trace = format!(
-            "[\n{{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":{rank},\"tid\":0,\"args\":{{\"name\":\"main\"}}}},\n\
-             {{\"name\":\"backward\",\"cat\":\"backward\",\"ph\":\"X\",\"pid\":{rank},\"tid\":0,\"ts\":0.0,\"dur\":2000000.0}},\n"
-        );
-        fs::write(folder.path().join(format!("run/trace-rank-{rank}.json")), trace).unwrap();
-    }
+    write_trace(folder.path(), "run", 0);
+    write_trace(folder.path(), "run", 1);
     let html = page(folder.path(), &["run"]);
     assert!(
         html.contains("rank 0, main</text>") && html.contains("rank 1, main</text>"),
@@ -168,6 +172,36 @@ fn time_by_phase_is_drawn_for_every_rank_whose_trace_lies_in_the_folder() {
         message.starts_with("error: run/trace-rank-1.json:1: not an event of a trace"),
         "{message}"
     );
+}
+
+#[test]
+fn a_trace_is_drawn_once_however_many_files_of_values_lie_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("run")).unwrap();
+    for name in ["evaluation", "training"] {
+        let file = folder.path().join("run").join(name).with_extension("jsonl");
+        fs::write(file, "{\"step\":0,\"loss\":4}\n").unwrap();
+    }
+    write_trace(folder.path(), "run", 0);
+    for words in [&["run"][..], &["run/training.jsonl", "./run/evaluation.jsonl", "run"]] {
+        let html = page(folder.path(), words);
+        assert_eq!(html.matches("rank 0, main</text>").count(), 1, "{words:?}: {html}");
+    }
+}
+
+#[test]
+fn a_reader_of_stdout_that_has_left_is_no_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    write_run(folder.path(), "run");
+    let (_, stdout) = std::io::pipe().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sconce"));
+    command
+        .args(["report", "run"])
+        .current_dir(folder.path())
+        .stdout(stdout);
+    let output = command.output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    assert!(folder.path().join("report.html").exists());
 }
 
 #[test]
