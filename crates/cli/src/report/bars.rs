@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::axis::Axis;
 use super::colours::colour;
-use super::markup::escaped;
+use super::markup::{escaped, key};
 use super::trace::RankTime;
 
 const WIDTH: f64 = 1200.0;
@@ -34,14 +34,17 @@ pub(super) fn bars(times: &[RankTime]) -> String {
     let mut put = |text: std::fmt::Arguments<'_>| html += &format!("{text}\n");
     for (number, (phase, seconds)) in phases.iter().enumerate() {
         put(format_args!(
-            "<span><i style=\"background:{}\"></i>{} ({:.3} s a rank)</span>",
-            colour(number),
-            escaped(phase),
-            seconds / ranks
+            "<span>{}</span>",
+            key(
+                colour(number),
+                "none",
+                &format!("{phase} ({:.3} s a rank)", seconds / ranks)
+            )
         ));
     }
     put(format_args!(
-        "<span><i style=\"background:{ELSEWHERE}\"></i>in no span</span></p>"
+        "<span>{}</span></p>",
+        key(ELSEWHERE, "none", "in no span")
     ));
     put(format_args!(
         "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"time by phase and rank\">"

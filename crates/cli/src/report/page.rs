@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::bars::bars;
-use super::colours::colour;
+use super::colours::{colour, dashes};
 use super::line_plot::{Line, line_plot};
-use super::markup::escaped;
+use super::markup::{escaped, key};
 use super::run::Run;
 
 const STYLE: &str = "
@@ -74,9 +74,8 @@ fn table(runs: &[Run]) -> String {
         let duration = run.wall_times.first_key_value().zip(run.wall_times.last_key_value());
         let duration = duration.map_or("-".into(), |(first, last)| format!("{:.1} s", last.1 - first.1));
         html += &format!(
-            "<tr><td><i style=\"background:{}\"></i>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{duration}</td></tr>",
-            colour(number),
-            escaped(&run.label),
+            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{duration}</td></tr>",
+            key_of(runs, number),
             steps.unwrap_or(0),
             cell(run.last("loss"), 4),
             cell(finite.reduce(f64::min), 4),
@@ -84,6 +83,11 @@ fn table(runs: &[Run]) -> String {
         );
     }
     html + "</table>"
+}
+
+/// The key to a run's lines.
+fn key_of(runs: &[Run], number: usize) -> String {
+    key(colour(number), dashes(number), &runs[number].label)
 }
 
 fn median(run: &Run, name: &str) -> Option<f64> {
@@ -142,10 +146,7 @@ fn figure(runs: &[Run], name: &str) -> String {
     let lines = Vec::from_iter(lines);
     let mut html = format!("<section><h2>{}</h2>", escaped(&title));
     if runs.len() > 1 {
-        let entry = |line: &Line<'_>| {
-            let label = escaped(&runs[line.run].label);
-            format!("<span><i style=\"background:{}\"></i>{label}</span>", colour(line.run))
-        };
+        let entry = |line: &Line<'_>| format!("<span>{}</span>", key_of(runs, line.run));
         html += &format!("<p class=\"legend\">{}</p>", String::from_iter(lines.iter().map(entry)));
     }
     html += &line_plot(&lines, &unit).unwrap_or_else(|| "<p class=\"note\">no value is finite</p>".into());

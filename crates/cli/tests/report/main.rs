@@ -73,6 +73,30 @@ fn a_page_has_a_line_for_every_run_and_needs_nothing_else() {
 }
 
 #[test]
+fn lines_of_one_colour_have_other_dashes_in_the_plot_and_in_the_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let names = Vec::from_iter((0..10).map(|number| format!("run-{number}")));
+    names.iter().for_each(|name| write_run(folder.path(), name));
+    let html = page(folder.path(), &Vec::from_iter(names.iter().map(String::as_str)));
+    let samples = |name: &str| {
+        let label = format!("</i>{name}<");
+        let ends = html.match_indices(&label).map(|(end, _)| &html[..end]);
+        let samples = ends.map(|before| before.rsplit_once("<i style=").unwrap().1);
+        samples.collect::<std::collections::BTreeSet<_>>()
+    };
+    let (first, last) = (samples("run-0"), samples("run-9"));
+    assert_eq!(
+        (first.len(), last.len()),
+        (1, 1),
+        "the same in the table and the legends"
+    );
+    assert_eq!(first.first(), Some(&"\"background:#0072b2\">"));
+    let dashed = "repeating-linear-gradient(90deg,#0072b2 0 7px,";
+    assert!(last.first().unwrap().contains(dashed), "{last:?}");
+    assert!(html.contains("stroke=\"#0072b2\" stroke-dasharray=\"7 3\""), "{html}");
+}
+
+#[test]
 fn a_step_that_is_done_again_counts_with_what_follows_it() {
     let folder = tempfile::tempdir().unwrap();
     let line = |step: u64, loss: f64| format!("{{\"step\":{step},\"loss\":{loss}}}\n");
