@@ -27,13 +27,29 @@ pub enum DeviceRequest {
 }
 
 impl DeviceRequest {
-    /// Reads an environment given as a function from name to value: `SCONCE_DEVICE`, else `ACCELERATE_USE_CPU`, else a GPU
-    /// for each rank where the backend is NCCL, else the CPU.
+    /// Reads an environment given as a function from name to value: what is [asked for](Self::asked_for), else a GPU for
+    /// each rank where the backend is NCCL, else the CPU.
+    ///
+    /// # Errors
+    /// Those of [`asked_for`](Self::asked_for), and [`Error::Collectives`] for a backend that there is not.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        match Self::asked_for(&lookup)? {
+            Some(request) => Ok(request),
+            // A build without the backend is told so when ranks join.
+            None if Backend::from_lookup(&lookup)? == Backend::Nccl && Backend::Nccl.is_built() => {
+                Ok(Self::GpuOfLocalRank)
+            }
+            None => Ok(Self::Cpu),
+        }
+    }
+
+    /// Reads what an environment asks for whatever the backend: `SCONCE_DEVICE`, else the CPU where `ACCELERATE_USE_CPU` is
+    /// true; `None` where it asks for nothing.
     ///
     /// # Errors
     /// [`Error::Setting`] for another device than `cpu`, `cuda` and `cuda:N`, and for a GPU where the CPU is asked for;
     /// [`Error::Device`] for `metal`.
-    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
+    pub fn asked_for(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
         let environment = Environment { lookup: &lookup };
         if let Some(device) = lookup(variable::SCONCE_DEVICE).map(|text| text.trim().to_ascii_lowercase())
             && (device == "metal" || device.starts_with("metal:"))
@@ -57,12 +73,8 @@ impl DeviceRequest {
                     variable::ACCELERATE_USE_CPU
                 ),
             }),
-            Some(named) => Ok(named),
-            // A build without the backend is told so when ranks join.
-            None if !must_be_cpu && Backend::from_lookup(&lookup)? == Backend::Nccl && Backend::Nccl.is_built() => {
-                Ok(Self::GpuOfLocalRank)
-            }
-            None => Ok(Self::Cpu),
+            None if must_be_cpu => Ok(Some(Self::Cpu)),
+            named => Ok(named),
         }
     }
 

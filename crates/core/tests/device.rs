@@ -2,12 +2,15 @@
 
 use sconce_core::{AcceleratorBuilder, DeviceRequest, World};
 
-fn request(variables: &[(&str, &str)]) -> Result<DeviceRequest, String> {
-    let lookup = |name: &str| {
+fn lookup(variables: &[(&str, &str)]) -> impl Fn(&str) -> Option<String> {
+    |name| {
         let found = variables.iter().find(|(variable, _)| *variable == name);
         found.map(|(_, value)| (*value).to_owned())
-    };
-    DeviceRequest::from_lookup(lookup).map_err(|error| error.to_string())
+    }
+}
+
+fn request(variables: &[(&str, &str)]) -> Result<DeviceRequest, String> {
+    DeviceRequest::from_lookup(lookup(variables)).map_err(|error| error.to_string())
 }
 
 #[test]
@@ -29,6 +32,21 @@ fn the_environment_names_a_device() {
             "{message}"
         );
     }
+}
+
+#[test]
+fn what_is_asked_for_is_told_apart_from_what_the_backend_decides() {
+    let asked_for = |variables: &[_]| DeviceRequest::asked_for(lookup(variables)).unwrap();
+    for nothing in [
+        ("SCONCE_BACKEND", "nccl"),
+        ("SCONCE_BACKEND", "none of them"),
+        ("ACCELERATE_USE_CPU", "false"),
+        ("SCONCE_DEVICE", " "),
+    ] {
+        assert_eq!(asked_for(&[nothing]), None, "{nothing:?}");
+    }
+    assert_eq!(asked_for(&[("ACCELERATE_USE_CPU", "true")]), Some(DeviceRequest::Cpu));
+    assert_eq!(asked_for(&[("SCONCE_DEVICE", "cuda:2")]), Some(DeviceRequest::Gpu(2)));
 }
 
 #[test]

@@ -4,7 +4,6 @@ use super::gpu_ids::CUDA_VISIBLE_DEVICES;
 use super::host_topology::HostTopology;
 use sconce_collectives::Backend;
 use sconce_core::DeviceRequest;
-use sconce_core::environment::{ACCELERATE_USE_CPU, SCONCE_DEVICE};
 
 /// How the driver counts GPUs: `PCI_BUS_ID`, else the fastest first. Read by the driver.
 const CUDA_DEVICE_ORDER: &str = "CUDA_DEVICE_ORDER";
@@ -19,11 +18,11 @@ pub(super) fn gpu_nodes(
     lookup: impl Fn(&str) -> Option<String>,
 ) -> Vec<Option<usize>> {
     let unknown = vec![None; ranks];
-    let request = match DeviceRequest::from_lookup(&lookup) {
+    let request = match DeviceRequest::asked_for(&lookup) {
+        Ok(Some(request)) => request,
         // A launcher without NCCL starts programs that have it.
-        Ok(DeviceRequest::Cpu) if backend == Backend::Nccl && says_nothing(&lookup) => DeviceRequest::GpuOfLocalRank,
-        Ok(request) => request,
-        Err(_) => return unknown,
+        Ok(None) if backend == Backend::Nccl => DeviceRequest::GpuOfLocalRank,
+        Ok(None) | Err(_) => return unknown,
     };
     let gpus = host.gpus();
     // The driver's numbers are places on the bus where it is told so, or has no faster one to put first.
@@ -49,14 +48,10 @@ pub(super) fn gpu_nodes(
     (0..ranks).map(node).collect()
 }
 
-fn says_nothing(lookup: impl Fn(&str) -> Option<String>) -> bool {
-    [SCONCE_DEVICE, ACCELERATE_USE_CPU]
-        .iter()
-        .all(|name| lookup(name).is_none_or(|value| value.trim().is_empty()))
-}
-
 #[cfg(test)]
 mod tests {
+    use sconce_core::environment::{ACCELERATE_USE_CPU, SCONCE_DEVICE};
+
     use super::super::host_topology::tests::host;
     use super::*;
 
@@ -89,7 +84,14 @@ mod tests {
         assert_eq!(shm(&[CUDA]), [Some(0), Some(1)]);
         assert_eq!(shm(&[CUDA, (CUDA_VISIBLE_DEVICES, "1,0")]), [Some(1), Some(0)]);
         assert_eq!(shm(&[(SCONCE_DEVICE, "cuda:1")]), [Some(1), Some(1)]);
-        assert_eq!(nodes(ALIKE, Backend::Nccl, &[]), [Some(0), Some(1)]);
+        for use_cpu in ["", "false"] {
+            let variables = [(ACCELERATE_USE_CPU, use_cpu)];
+            assert_eq!(nodes(ALIKE, Backend::Nccl, &variables), [Some(0), Some(1)]);
+        }
+        assert_eq!(
+            nodes(ALIKE, Backend::Nccl, &[(ACCELERATE_USE_CPU, "true")]),
+            [None, None]
+        );
         assert_eq!(
             nodes(ALIKE, Backend::Nccl, &[(SCONCE_DEVICE, "cuda:0")]),
             [Some(0), Some(0)]
