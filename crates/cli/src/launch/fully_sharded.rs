@@ -229,9 +229,8 @@ impl FullyShardedArguments {
     }
 
     /// Refuses a size that no policy looks at. (As a variable it may stand alone: Accelerate always exports it.)
-    pub(super) fn check(&self, inherited: impl Fn(&str) -> Option<String>) -> Result<(), CommandError> {
-        let policy = self.auto_wrap_policy.clone();
-        let policy = policy.or_else(|| inherited(variable::FSDP_AUTO_WRAP_POLICY));
+    pub(super) fn check(&self, of_ranks: impl Fn(&str) -> Option<String>) -> Result<(), CommandError> {
+        let policy = of_ranks(variable::FSDP_AUTO_WRAP_POLICY);
         let policy = policy.and_then(|name| AutoWrapPolicy::from_name(name.trim()));
         if self.min_num_params.is_none() || policy == Some(AutoWrapPolicy::SizeBased) {
             return Ok(());

@@ -70,8 +70,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
     stop_signals::keep_ended_children()
         .map_err(|reason| CommandError::failure(format!("cannot catch SIGCHLD: {reason}")))?;
     let (target, program_arguments) = arguments.target()?;
-    let warning = settings::check(arguments, |name| std::env::var(name).ok())?;
-    let backend = mpirun::backend(arguments, |name| std::env::var(name).ok())?;
+    let of_ranks = environment::of_ranks(arguments);
+    let warning = settings::check(arguments, &of_ranks)?;
+    let backend = mpirun::backend(arguments, &of_ranks)?;
     let mpirun = match backend {
         Backend::Mpi => Some(Mpirun::find(arguments)?),
         _ => None,
@@ -82,7 +83,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
             "--num_processes {ranks}: at most {MOST_RANKS} ranks are started on one host; for more hosts see --mpirun_hostfile"
         )));
     }
-    let of_ranks = environment::of_ranks(arguments);
     let ranks_per_host = match &mpirun {
         Some(mpirun) => mpirun.ranks_per_host(ranks),
         None => Some(ranks),

@@ -33,13 +33,13 @@ pub(super) struct Mpirun {
     hostfile: Option<PathBuf>,
 }
 
-/// The backend that the flags, or else the inherited variables, ask for.
+/// The backend that the flags, or else the variables that the ranks inherit, ask for; `of_ranks` is what the ranks will find.
 ///
 /// # Errors
 /// When they contradict each other, or the variable names no backend.
 pub(super) fn backend(
     arguments: &Arguments,
-    inherited: impl Fn(&str) -> Option<String>,
+    of_ranks: impl Fn(&str) -> Option<String>,
 ) -> Result<Backend, CommandError> {
     match (arguments.backend, &arguments.mpirun_hostfile) {
         (Some(backend), Some(_)) if backend.backend() != Backend::Mpi => {
@@ -47,7 +47,7 @@ pub(super) fn backend(
         }
         (_, Some(_)) => Ok(Backend::Mpi),
         (Some(backend), None) => Ok(backend.backend()),
-        (None, None) => Backend::from_lookup(inherited).map_err(CommandError::usage),
+        (None, None) => Backend::from_lookup(of_ranks).map_err(CommandError::usage),
     }
 }
 

@@ -20,7 +20,7 @@ pub(super) struct Flag {
     pub(super) keys: &'static [&'static str],
 }
 
-/// Checks what the flags, and the variables that the ranks inherit (`inherited`), ask for together.
+/// Checks what the flags, and the variables that the ranks inherit, ask for together: `of_ranks` is what the ranks will find.
 ///
 /// Returns what the user should know of the configuration file, as one message.
 ///
@@ -28,7 +28,7 @@ pub(super) struct Flag {
 /// Flags without effect, a configuration that cannot be used, a combination that cannot be.
 pub(super) fn check(
     arguments: &Arguments,
-    inherited: impl Fn(&str) -> Option<String>,
+    of_ranks: impl Fn(&str) -> Option<String>,
 ) -> Result<Option<String>, CommandError> {
     let (deepspeed, fully_sharded) = (&arguments.deepspeed, &arguments.fully_sharded);
     if deepspeed.use_deepspeed && fully_sharded.use_fsdp {
@@ -40,23 +40,18 @@ pub(super) fn check(
     if !deepspeed.use_deepspeed && !fully_sharded.use_fsdp {
         return Ok(None);
     }
-    fully_sharded.check(&inherited)?;
+    fully_sharded.check(&of_ranks)?;
     let flags = deepspeed.flags().into_iter().chain(fully_sharded.flags());
     let given = flags
         .chain(arguments.training_flags())
         .filter(|flag| flag.value.is_some());
     let given = Vec::from_iter(given);
-    let of_flags = arguments.settings_variables(&inherited);
-    let lookup = |name: &str| {
-        let of_flag = of_flags.iter().find(|(variable, _)| *variable == name);
-        of_flag.map(|(_, value)| value.clone()).or_else(|| inherited(name))
-    };
     if let Some(file) = &arguments.deepspeed.deepspeed_config_file {
         let config = DeepSpeedConfig::read(file, Default::default()).map_err(CommandError::usage)?;
         refuse_what_is_decided(&given, &config)?;
     }
     let settings = AcceleratorBuilder::default()
-        .settings(arguments.num_processes, lookup)
+        .settings(arguments.num_processes, of_ranks)
         .map_err(|error| CommandError::usage(in_flags(&error, &given)))?;
     if let Some(folder) = settings.disk.as_ref().map(|disk| &disk.folder)
         && !folder.is_dir()

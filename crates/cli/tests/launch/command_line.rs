@@ -1,5 +1,8 @@
 //! What is started, with which arguments, and what is refused.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
 use super::*;
 
 #[test]
@@ -124,6 +127,21 @@ fn more_ranks_than_any_host_has_cores_for_are_refused_before_one_starts() {
     assert_eq!(output.status.code(), Some(2));
     let told = text(&output.stderr);
     assert!(told.contains("--num_processes 99999: at most 1024 ranks"), "{told}");
+}
+
+#[test]
+fn a_variable_that_is_not_unicode_is_an_error_and_not_passed_over() {
+    let cases = [(&[][..], "SCONCE_BACKEND"), (&["--use_fsdp"], "FSDP_SHARDING_STRATEGY")];
+    for (flags, name) in cases {
+        let mut launch = launcher();
+        launch
+            .args(flags)
+            .arg("/bin/true")
+            .env(name, OsStr::from_bytes(b"shm\xff"));
+        let output = launch.output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{name}: {output:?}");
+        assert!(text(&output.stderr).contains(name), "{output:?}");
+    }
 }
 
 #[test]
