@@ -104,12 +104,12 @@ fn blamed(own_lines: &LastLines) -> Option<usize> {
 
 /// The end of what `rank`, or else the first of `others` that has said something, has written to stderr.
 fn end_of_stderr(rank: usize, others: impl Iterator<Item = usize>, last_lines: &BTreeMap<Writer, LastLines>) -> String {
-    let said = |rank: usize| last_lines.get(&Some(rank)).filter(|lines| lines.iter().len() > 0);
-    let is_cause = |rank: usize| said(rank).is_some_and(|lines| !lines.iter().any(|line| line.contains(ELSEWHERE)));
-    let tellers = Vec::from_iter(std::iter::once(rank).chain(others));
-    let first_of = |is_fit: &dyn Fn(usize) -> bool| tellers.iter().copied().find(|rank| is_fit(*rank));
-    let teller = first_of(&is_cause).or_else(|| first_of(&|rank| said(rank).is_some()));
-    let Some((teller, lines)) = teller.and_then(|teller| Some((teller, said(teller)?))) else {
+    let said = |rank| last_lines.get(&Some(rank)).map(|lines| (rank, lines));
+    let tellers = std::iter::once(rank).chain(others).filter_map(said);
+    let tellers = tellers.filter(|(_, lines)| lines.iter().len() > 0);
+    // The first of those that say the cause, else the first of those that leave that to another.
+    let leaves_it = |(_, lines): &(usize, &LastLines)| lines.iter().any(|line| line.contains(ELSEWHERE));
+    let Some((teller, lines)) = tellers.min_by_key(leaves_it) else {
         return String::new();
     };
     let whose = if teller == rank {
@@ -281,6 +281,12 @@ mod tests {
         }
         let expected = "error: mpirun exited with code 1 after 1.2 s; what it and the ranks have said is above\n";
         assert_eq!(job_report(&["There are not enough slots available"], 1), expected);
+    }
+
+    #[test]
+    fn what_ranks_say_whose_failure_another_one_tells_is_known() {
+        let said = sconce_core::Error::ReportedByMain.to_string();
+        assert!(said.contains(ELSEWHERE), "{said}");
     }
 
     #[test]
