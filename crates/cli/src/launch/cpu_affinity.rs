@@ -7,6 +7,7 @@ use std::io;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use super::fully_sharded::boolean;
 use super::host_topology::HostTopology;
 use crate::command_error::CommandError;
 use sconce_core::environment::ACCELERATE_CPU_AFFINITY;
@@ -17,13 +18,12 @@ use sconce_core::environment::ACCELERATE_CPU_AFFINITY;
 /// When the variable says neither.
 pub(super) fn is_wanted(lookup: impl Fn(&str) -> Option<String>) -> Result<bool, CommandError> {
     let value = lookup(ACCELERATE_CPU_AFFINITY).unwrap_or_default();
-    match value.trim().to_ascii_lowercase().as_str() {
-        "1" | "true" | "yes" | "on" => Ok(true),
-        "" | "0" | "false" | "no" | "off" => Ok(false),
-        _ => {
-            let error = CommandError::usage(format!("{ACCELERATE_CPU_AFFINITY}={value:?}: expected true or false"));
-            Err(error.hint("unset it, or use --enable_cpu_affinity"))
-        }
+    match value.trim() {
+        "" => Ok(false),
+        word => boolean(word).map_err(|expected| {
+            let error = CommandError::usage(format!("{ACCELERATE_CPU_AFFINITY}={value:?}: {expected}"));
+            error.hint("unset it, or use --enable_cpu_affinity")
+        }),
     }
 }
 

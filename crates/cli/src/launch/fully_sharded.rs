@@ -241,7 +241,7 @@ impl FullyShardedArguments {
 }
 
 /// Reads Accelerate's spellings of a yes or no.
-fn boolean(text: &str) -> Result<bool, String> {
+pub(super) fn boolean(text: &str) -> Result<bool, String> {
     match text.to_ascii_lowercase().as_str() {
         "true" | "t" | "yes" | "y" | "on" | "1" => Ok(true),
         "false" | "f" | "no" | "n" | "off" | "0" => Ok(false),
