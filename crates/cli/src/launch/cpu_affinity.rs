@@ -3,6 +3,7 @@
 //! A child inherits the cores of the thread that starts it. So the launcher's main thread, which starts all ranks, takes a
 //! rank's cores for the moment of its start: whatever the rank is, all its threads have them from their beginning.
 
+use std::collections::BTreeSet;
 use std::io;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -85,7 +86,7 @@ fn run_on(cores: &[usize]) -> io::Result<()> {
 fn shares(host: &HostTopology, allowed: &[usize], nodes: &[Option<usize>]) -> Result<Vec<Vec<usize>>, String> {
     let mut allowed = allowed.to_vec();
     // Logical cores of one physical core stay together.
-    allowed.sort_by_key(|cpu| (host.physical_core(*cpu), *cpu));
+    allowed.sort_by_cached_key(|cpu| (host.physical_core(*cpu), *cpu));
     if let Some(shares) = near_gpus(host, &allowed, nodes) {
         return Ok(shares);
     }
@@ -99,7 +100,7 @@ fn shares(host: &HostTopology, allowed: &[usize], nodes: &[Option<usize>]) -> Re
 fn near_gpus(host: &HostTopology, allowed: &[usize], nodes: &[Option<usize>]) -> Option<Vec<Vec<usize>>> {
     let nodes = nodes.iter().copied().collect::<Option<Vec<usize>>>()?;
     let mut shares = vec![Vec::new(); nodes.len()];
-    for node in &nodes {
+    for node in BTreeSet::from_iter(&nodes) {
         let of_node = host.cores_of_node(*node);
         let cores = Vec::from_iter(allowed.iter().copied().filter(|cpu| of_node.contains(cpu)));
         let ranks = Vec::from_iter((0..nodes.len()).filter(|rank| nodes[*rank] == *node));

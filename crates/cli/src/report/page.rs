@@ -110,7 +110,7 @@ fn names(runs: &[Run]) -> Vec<String> {
         let parts = ["loss", "lr", "learning_rate", "grad_norm", "per_second", "memory"];
         parts.iter().position(|part| name.contains(part)).unwrap_or(parts.len())
     };
-    names.sort_by_key(place);
+    names.sort_by_cached_key(place);
     names
 }
 
