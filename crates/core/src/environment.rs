@@ -89,7 +89,8 @@ pub const FSDP_SYNC_MODULE_STATES: &str = "FSDP_SYNC_MODULE_STATES";
 /// Whether one rank reads weights for all; here each reads its share. Set by
 /// `sconce launch --fsdp_cpu_ram_efficient_loading`.
 pub const FSDP_CPU_RAM_EFFICIENT_LOADING: &str = "FSDP_CPU_RAM_EFFICIENT_LOADING";
-/// What a rank computes on: `cpu` (the default), `cuda` (the GPU whose number is the rank's on its host) or `cuda:N`.
+/// What a rank computes on: `cpu`, `cuda` (the GPU whose number is the rank's on its host) or `cuda:N`; by default a GPU
+/// for each rank over NCCL, else the CPU.
 pub const SCONCE_DEVICE: &str = "SCONCE_DEVICE";
 /// Folder for the flight recorder's files, written when a collective fails; the system's temporary folder by default.
 pub const SCONCE_FLIGHT_RECORDER: &str = "SCONCE_FLIGHT_RECORDER";

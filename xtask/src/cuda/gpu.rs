@@ -44,8 +44,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 logs=${OUT:-$PWD}
 programs=$(mktemp -d)
 trap 'rm -rf "$programs"' EXIT
-for program in conformance device on_cuda gpu_parity gpu_throughput; do
-    gunzip --stdout "$program.gz" >"$programs/$program" && chmod +x "$programs/$program" || exit
+for packed in *.gz; do
+    program=$programs/${packed%.gz}
+    gunzip --stdout "$packed" >"$program" && chmod +x "$program" || exit
 done
 if wheels=$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null); then
     ln -s "$wheels/nccl/lib/libnccl.so.2" "$programs/libnccl.so"
