@@ -1,6 +1,6 @@
 //! Damaged and hostile checkpoints: every command says what is wrong and where, with exit code 1.
 
-use super::Place;
+use super::{Place, values_start};
 use std::fs;
 
 #[test]
@@ -15,7 +15,7 @@ fn every_flipped_byte_of_the_values_is_found_with_its_file_and_tensor() {
     let place = Place::saved();
     let path = place.path("here/rank-00001.safetensors");
     let whole = fs::read(&path).unwrap();
-    let start = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let start = values_start(&whole);
     let header: serde_json::Value = serde_json::from_slice(&whole[8..start]).unwrap();
     for place_in_data in [0, (whole.len() - start) / 2, whole.len() - start - 1] {
         let mut flipped = whole.clone();
@@ -43,10 +43,7 @@ fn every_flipped_byte_of_the_values_is_found_with_its_file_and_tensor() {
 fn all_damage_is_listed_when_it_is_asked_for() {
     let place = Place::saved();
     for file in ["here/rank-00000.safetensors", "here/rank-00001.safetensors"] {
-        let mut bytes = fs::read(place.path(file)).unwrap();
-        let last = bytes.len() - 1;
-        bytes[last] ^= 1;
-        fs::write(place.path(file), bytes).unwrap();
+        place.spoil(file, |bytes| *bytes.last_mut().unwrap() ^= 1);
     }
     let (code, stdout, stderr) = place.outcome(&["checkpoint", "verify", "here", "--all"]);
     assert_eq!((code, stderr.as_str()), (1, "error: here: damaged in 2 places\n"));
@@ -63,13 +60,10 @@ fn all_damage_is_listed_when_it_is_asked_for() {
 #[test]
 fn values_that_are_damaged_are_neither_merged_nor_compared() {
     let place = Place::saved();
-    let path = place.path("here/rank-00000.safetensors");
-    let mut bytes = fs::read(&path).unwrap();
-    let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    for byte in &mut bytes[start..] {
-        *byte ^= 1;
-    }
-    fs::write(&path, bytes).unwrap();
+    place.spoil("here/rank-00000.safetensors", |bytes| {
+        let start = values_start(bytes);
+        bytes[start..].iter_mut().for_each(|byte| *byte ^= 1);
+    });
     place.assert_readers_refuse(
         "here",
         &["here/rank-00000.safetensors: tensor \"0/", "are not what was written"],

@@ -90,6 +90,11 @@ impl Run<'_> {
     }
 }
 
+/// Where the values begin in a file of safetensors: after a number of 8 bytes, the header's length, and the header.
+fn values_start(file: &[u8]) -> usize {
+    8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize
+}
+
 /// A folder for a test, and the command run in it.
 struct Place(TempDir);
 
@@ -107,6 +112,14 @@ impl Place {
         let place = Self::new();
         Run::default().save(&place.path("here"));
         place
+    }
+
+    /// Changes the bytes of a file.
+    fn spoil(&self, file: &str, change: impl FnOnce(&mut [u8])) {
+        let path = self.path(file);
+        let mut bytes = fs::read(&path).unwrap();
+        change(&mut bytes);
+        fs::write(path, bytes).unwrap();
     }
 
     /// Runs `sconce WORDS...` in the folder.

@@ -89,11 +89,7 @@ fn tensors_of_many_blocks_are_read_whole() {
         fs::remove_dir_all(place.path("out")).unwrap();
     }
     place.printed(&["checkpoint", "diff", "by_1", "by_3"]);
-    let path = place.path("by_3/rank-00002.safetensors");
-    let mut bytes = fs::read(&path).unwrap();
-    let last = bytes.len() - 1;
-    bytes[last] ^= 1;
-    fs::write(&path, bytes).unwrap();
+    place.spoil("by_3/rank-00002.safetensors", |bytes| *bytes.last_mut().unwrap() ^= 1);
     let parts = ["rank-00002.safetensors: tensor \"0/", "are not what was written"];
     place.assert_refused(&["checkpoint", "verify", "by_3"], &parts);
     place.assert_refused(&["checkpoint", "diff", "by_1", "by_3"], &parts);
