@@ -11,6 +11,6 @@ pub struct LoaderState {
     pub batches: usize,
     /// The seed by which it shuffles.
     pub seed: u64,
-    /// How many samples all ranks get together in a step; 0 where batches vary in size.
+    /// How many samples all ranks get together in a step; with a batch sampler, how many batches.
     pub samples_per_step: usize,
 }

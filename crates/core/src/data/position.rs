@@ -10,7 +10,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Debug)]
 pub(crate) struct LoaderPosition {
     progress: Mutex<Progress>,
-    /// 0 where batches vary in size.
     samples_per_step: usize,
 }
 
@@ -59,23 +58,20 @@ impl LoaderPosition {
         let own = self.samples_per_step;
         // Other numbers of ranks see the same samples in other steps.
         let seen = state.batches.saturating_mul(state.samples_per_step);
-        let batches = if state.samples_per_step == own {
-            Some(state.batches)
-        } else {
-            seen.checked_div(own)
-                .filter(|batches| state.samples_per_step > 0 && batches * own == seen)
-        };
-        let Some(batches) = batches else {
+        // Of unknown steps nothing is known but that none were taken.
+        let unknown = state.samples_per_step == 0 && state.batches > 0;
+        if unknown || !seen.is_multiple_of(own) {
             let reason = format!(
-                "the state was taken after {} steps of {} samples of all ranks together, which is no whole number of steps \
-                 of {own}; resume with the same batch size times number of ranks, or where an epoch begins",
+                "the state was taken after {} steps of {} samples (or batches, with a batch sampler) of all ranks together, \
+                 which is no whole number of steps of {own}; resume with the same batch size times number of ranks, or \
+                 where an epoch begins",
                 state.batches, state.samples_per_step
             );
             return Err(Error::Loader { reason });
-        };
+        }
         *self.progress() = Progress {
             epoch: state.epoch,
-            skip: batches,
+            skip: seen / own,
             seed: state.seed,
             open: None,
         };

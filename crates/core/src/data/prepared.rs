@@ -76,11 +76,7 @@ impl<D: Source> PreparedLoader<D> {
                 return Err(Error::Loader { reason });
             }
         }
-        let samples_per_step = match reading.sampling {
-            Sampling::Batches(_) => 0,
-            _ => deal.together(),
-        };
-        let position = LoaderPosition::new(seed, samples_per_step);
+        let position = LoaderPosition::new(seed, deal.together());
         Ok(Self {
             source: Arc::new(source),
             settings: Settings {
@@ -132,7 +128,8 @@ impl<D: Source> PreparedLoader<D> {
     /// after it the next epochs.
     ///
     /// # Errors
-    /// [`Error::Loader`] when steps had another number of samples, and those seen are no whole number of this loader's steps.
+    /// [`Error::Loader`] when steps had another number of samples (of batches, with a batch sampler), and those seen are no
+    /// whole number of this loader's steps.
     pub fn restore(&mut self, state: LoaderState) -> Result<()> {
         self.position.restore(state)
     }

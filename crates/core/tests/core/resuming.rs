@@ -142,6 +142,51 @@ fn a_state_brings_its_seed_and_is_refused_where_the_samples_seen_are_no_whole_nu
 }
 
 #[test]
+fn a_state_within_an_epoch_of_ready_made_batches_goes_on_with_every_sample_not_yet_seen_once_on_any_number_of_ranks() {
+    // Twelve batches of one to three samples.
+    let mut next = 0;
+    let batches = Vec::from_iter((0..12).map(|at| {
+        next += at % 3 + 1;
+        Vec::from_iter(next - at % 3 - 1..next)
+    }));
+    let loader = |acc: &dyn Accelerator| {
+        let loader = DataLoader::new(numbers(next), 0).batch_sampler(batches.clone());
+        acc.prepare_loader(loader).unwrap()
+    };
+    let on_two = on_ranks(2, |communicator| {
+        let loader = loader(&*accelerator(communicator));
+        let mut batches = (&loader).into_iter().map(Result::unwrap);
+        let mut seen = Vec::new();
+        let mut states = Vec::new();
+        for _ in 0..3 {
+            seen.extend(batches.next().unwrap());
+            states.push(loader.state());
+        }
+        (seen, states)
+    });
+    let (seen, states): (Vec<_>, Vec<_>) = on_two.into_iter().unzip();
+    assert_eq!(states[0], states[1]);
+    for world in 1..=3 {
+        let rest = on_ranks(world, |communicator| {
+            let acc = accelerator(communicator);
+            let mut loader = loader(&*acc);
+            if world == 3 {
+                let text = loader.restore(states[0][0]).unwrap_err().to_string();
+                assert!(
+                    text.contains("after 1 steps of 2") && text.contains("steps of 3"),
+                    "{text}"
+                );
+            }
+            loader.restore(states[0][2]).unwrap();
+            epoch(&mut loader).concat()
+        });
+        let mut all = [seen.concat(), rest.concat()].concat();
+        all.sort_unstable();
+        assert_eq!(all, Vec::from_iter(0..next), "{world} ranks");
+    }
+}
+
+#[test]
 fn the_number_of_batches_left_is_known() {
     let acc = accelerator(single());
     let mut loader = acc.prepare_loader(DataLoader::new(numbers(9), 2)).unwrap();
