@@ -20,11 +20,7 @@ impl<'a> dyn Accelerator + 'a {
         if !self.is_main_process() {
             return Ok(());
         }
-        let mut current = self.list_of_trackers();
-        let finished = current.finish();
-        *current = trackers.into();
-        finished.and(current.start(&run))?;
-        Ok(())
+        Ok(self.list_of_trackers().replace(trackers.into(), &run)?)
     }
 
     /// Logs the values of one step to all trackers; does nothing off the main process.

@@ -117,6 +117,19 @@ impl Trackers {
         outcome
     }
 
+    /// Ends the run of these trackers and begins one with others; warnings that nobody has taken yet stay.
+    ///
+    /// # Errors
+    /// [`TrackerError::Failed`], if strict: the first failure of the end by what these are, then of the start by what the
+    /// others are. The others are started either way.
+    pub(super) fn replace(&mut self, others: Self, run: &Run) -> Result<(), TrackerError> {
+        let finished = self.finish();
+        self.trackers = others.trackers;
+        self.strict = others.strict;
+        self.warnings.extend(others.warnings);
+        finished.and(self.start(run))
+    }
+
     /// Returns the warnings since the last call, one for each tracker that was left out. They are also logged through
     /// `tracing`.
     pub fn take_warnings(&mut self) -> Vec<String> {

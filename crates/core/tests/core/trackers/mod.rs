@@ -153,6 +153,19 @@ fn a_tracker_that_fails_warns_once_and_the_others_go_on() {
 }
 
 #[test]
+fn warnings_that_nobody_has_taken_outlive_a_new_start() {
+    let acc = alone();
+    let (full, _) = watched(Some(0));
+    let (next, calls) = watched(Some(1));
+    acc.init_trackers("demo", &(), vec![full]).unwrap();
+    acc.log(&[("loss", 0.5)], 0).unwrap();
+    acc.init_trackers("demo", &(), vec![next]).unwrap();
+    acc.log(&[("loss", 0.5)], 1).unwrap();
+    assert_eq!(acc.tracker_warnings().len(), 2, "one of each start");
+    assert_eq!(calls.lock().unwrap().len(), 2, "begun, and the step that failed");
+}
+
+#[test]
 fn a_strict_tracker_that_fails_is_an_error_that_names_it() {
     let acc = alone();
     let (full, _) = watched(Some(1));
