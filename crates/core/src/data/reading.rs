@@ -67,7 +67,7 @@ impl Reading {
         self,
         items: impl Iterator<Item = Result<T, DataError>> + Send + 'static,
         rows: fn(&T) -> usize,
-        make: impl Fn(&[T], &Device) -> Result<B, DataError> + Send + 'static,
+        make: impl Fn(Vec<T>, &Device) -> Result<B, DataError> + Send + 'static,
     ) -> MadeRounds<B> {
         // The same on all ranks: they may read the same stream.
         let mut random = RandomState {
@@ -104,13 +104,14 @@ impl Reading {
                     draws: 0,
                 };
                 let of = |items: &[T]| items.iter().map(rows).sum();
+                let facts = BatchFacts {
+                    rows: of(&part.items),
+                    fresh: of(&part.items[..part.fresh]),
+                    ..facts
+                };
                 MadeBatch {
-                    batch: random.during(|| make(&part.items, &self.device)),
-                    facts: BatchFacts {
-                        rows: of(&part.items),
-                        fresh: of(&part.items[..part.fresh]),
-                        ..facts
-                    },
+                    batch: random.during(|| make(part.items, &self.device)),
+                    facts,
                 }
             };
             Some(self.ranks.clone().zip(parts).map(of_rank).collect())

@@ -137,17 +137,24 @@ impl<T: Clone, I: Iterator<Item = Result<T, DataError>>> Rounds<I, T> {
         })
     }
 
-    fn part(&self, items: &[T], rank: usize) -> Result<Part<T>, DataError> {
-        let places = self.deal.part(items.len(), rank);
-        let fresh = places.end.min(items.len()).saturating_sub(places.start);
+    /// Deals a round to the ranks asked for; only what fills up is cloned.
+    fn parts(&self, items: Vec<T>) -> Result<Vec<Part<T>>, DataError> {
+        let count = items.len();
         let first = self.first.as_deref().unwrap_or_default();
-        let take = |place: usize| match items.get(place) {
-            Some(item) => Ok(item.clone()),
-            None if first.is_empty() => Err("the first samples, which fill up the last batch, could not be read"),
-            None => Ok(first[(place - items.len()) % first.len()].clone()),
+        let begin = self.deal.part(count, self.ranks.start).start;
+        // Parts lie one behind the other.
+        let mut items = items.into_iter().skip(begin);
+        let part = |rank| {
+            let places = self.deal.part(count, rank);
+            let mut part = Vec::from_iter(items.by_ref().take(places.len()));
+            let fresh = part.len();
+            for place in places.skip(fresh) {
+                let fill = (place - count).checked_rem(first.len()).map(|at| first[at].clone());
+                part.push(fill.ok_or("the first samples, which fill up the last batch, could not be read")?);
+            }
+            Ok(Part { items: part, fresh })
         };
-        let items = places.map(take).collect::<Result<_, _>>()?;
-        Ok(Part { items, fresh })
+        self.ranks.clone().map(part).collect()
     }
 }
 
@@ -180,10 +187,10 @@ impl<T: Clone, I: Iterator<Item = Result<T, DataError>>> Iterator for Rounds<I, 
                 complete: true,
             },
             Ok(items) => Round {
-                parts: self.ranks.clone().map(|rank| self.part(&items, rank)).collect(),
                 fresh: items.iter().map(self.rows).sum(),
                 last,
                 complete: self.deal.has_part(items.len(), everyone),
+                parts: self.parts(items),
             },
         })
     }

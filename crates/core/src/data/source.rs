@@ -42,7 +42,7 @@ impl<D: Dataset> Source for D {
         }
         let order = sampler(&*dataset, &reading.sampling).order(seed, epoch);
         let order = order.map(move |sample| check(sample, samples).map(|()| sample));
-        reading.rounds(order, |_| 1, move |samples, device| dataset.batch(samples, device))
+        reading.rounds(order, |_| 1, move |samples, device| dataset.batch(&samples, device))
     }
 
     fn items(&self, reading: &Reading) -> Option<usize> {

@@ -78,7 +78,7 @@ impl<S: IterableDataset, B: Send + 'static> Source for Stream<S, B> {
             });
             samples.next()
         });
-        reading.rounds(samples, |_| 1, move |samples, device| collate(samples.to_vec(), device))
+        reading.rounds(samples, |_| 1, move |samples, device| collate(samples, device))
     }
 
     fn items(&self, _: &Reading) -> Option<usize> {

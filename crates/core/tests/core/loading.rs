@@ -7,6 +7,7 @@ use sconce_core::data::{DataError, SampleIterator, Source, Stream};
 use sconce_core::{Accelerator, DataLoader, Dataset, Error, IterableDataset, PreparedLoader, Result, TensorDataset};
 use serde_json::Value;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A data set whose batches are the numbers of their samples.
 #[derive(Debug, Clone)]
@@ -333,6 +334,44 @@ fn the_last_batch_of_a_stream_is_known_as_such_without_its_length() {
             }
         }
     }
+}
+
+/// Counts how often it is cloned.
+struct Counted(Arc<AtomicUsize>);
+
+impl Clone for Counted {
+    fn clone(&self) -> Self {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(&self.0))
+    }
+}
+
+struct CountedStream(Arc<AtomicUsize>);
+
+impl IterableDataset for CountedStream {
+    type Sample = Counted;
+
+    fn samples(&self, _: u64) -> Result<SampleIterator<Counted>, DataError> {
+        let clones = Arc::clone(&self.0);
+        Ok(Box::new((0..7).map(move |_| Ok(Counted(Arc::clone(&clones))))))
+    }
+}
+
+#[test]
+fn samples_of_a_stream_are_cloned_only_where_they_may_fill_up() {
+    let counts = [1, 2].map(|world| {
+        on_ranks(world, |communicator| {
+            let clones = Arc::<AtomicUsize>::default();
+            let stream = CountedStream(Arc::clone(&clones));
+            let stream = DataLoader::stream_with(stream, 2, |samples, _| Ok(samples.len()));
+            let mut loader = accelerator(communicator).prepare_loader(stream).unwrap();
+            let rows: usize = (&mut loader).into_iter().map(Result::unwrap).sum();
+            (rows, clones.load(Ordering::Relaxed))
+        })
+    });
+    // Of two ranks each keeps the four samples of the first step, and the second lacks one in the last.
+    assert_eq!(counts[0], [(7, 0)]);
+    assert_eq!(counts[1], [(4, 4), (4, 5)]);
 }
 
 fn refusal(communicator: Arc<dyn Communicator>, loader: DataLoader<Numbers>) -> String {
