@@ -140,7 +140,7 @@ impl<B> Dispatch<B> {
         let (message, panic) = match &mut self.reader {
             None => (self.exchange(None)?, None),
             Some(reader) => {
-                let (messages, panic) = messages(reader.next(), self.communicator.size());
+                let (messages, panic) = Messages::of(reader.next(), self.communicator.size());
                 (self.exchange(Some(messages))?, panic)
             }
         };
@@ -167,51 +167,65 @@ impl<B> Dispatch<B> {
     }
 
     /// Gives every rank its message, of which rank 0 has all.
-    fn exchange(&self, messages: Option<Vec<Vec<u8>>>) -> Result<Vec<u8>> {
+    fn exchange(&self, messages: Option<Messages>) -> Result<Vec<u8>> {
         let mut lengths = vec![0i64; self.communicator.size()];
-        for (length, message) in lengths.iter_mut().zip(messages.iter().flatten()) {
-            *length = message.len() as i64;
+        if let Some(messages) = &messages {
+            lengths.copy_from_slice(&messages.lengths);
         }
         self.communicator.broadcast(&mut lengths, 0)?;
         let lengths: Vec<usize> = lengths.iter().map(|length| *length as usize).collect();
         let mut own = vec![0; lengths[self.communicator.rank()]];
-        let all = messages.map(|messages| messages.concat());
-        self.communicator.scatter_v(all.as_deref(), &mut own, &lengths, 0)?;
+        let all = messages.as_ref().map(|messages| messages.bytes.as_slice());
+        self.communicator.scatter_v(all, &mut own, &lengths, 0)?;
         Ok(own)
     }
 }
 
-/// Returns the messages of a step to all ranks, and the panic that took its place.
-fn messages(
-    round: Option<thread::Result<Vec<Encoded>>>,
-    ranks: usize,
-) -> (Vec<Vec<u8>>, Option<Box<dyn std::any::Any + Send>>) {
-    match round {
-        None => (vec![message(&Head::End, &[]); ranks], None),
-        Some(Err(panic)) => {
-            let said = panic.downcast_ref::<&str>().map(ToString::to_string);
-            let said = said.or_else(|| panic.downcast_ref::<String>().cloned());
-            let head = Head::Panicked(said.unwrap_or_else(|| "(no message)".into()));
-            (vec![message(&head, &[]); ranks], Some(panic))
-        }
-        Some(Ok(batches)) => {
-            // One that fails fails the step: the others could not go on without that rank.
-            let failure = batches
-                .iter()
-                .find_map(|made| made.batch.as_ref().err().map(ToString::to_string));
-            let of = |made: Encoded| match &failure {
-                Some(failure) => message(&Head::Failed(made.facts, failure.clone()), &[]),
-                None => message(&Head::Batch(made.facts), &made.batch.unwrap_or_default()),
-            };
-            (batches.into_iter().map(of).collect(), None)
-        }
-    }
+/// The messages of a step to all ranks, one behind the other.
+#[derive(Debug, Default)]
+struct Messages {
+    bytes: Vec<u8>,
+    lengths: Vec<i64>,
 }
 
-/// The length of the head in 8 bytes, the head as JSON, then the bytes.
-fn message(head: &Head, bytes: &[u8]) -> Vec<u8> {
-    let head = serde_json::to_vec(head).expect("a head has numbers and texts only");
-    [&(head.len() as u64).to_le_bytes(), head.as_slice(), bytes].concat()
+impl Messages {
+    /// Writes the messages of a step; also returns the panic that took its place.
+    fn of(round: Option<thread::Result<Vec<Encoded>>>, ranks: usize) -> (Self, Option<Box<dyn std::any::Any + Send>>) {
+        let mut messages = Self::default();
+        let mut to_all = |head| (0..ranks).for_each(|_| messages.push(&head, &[]));
+        match round {
+            None => to_all(Head::End),
+            Some(Err(panic)) => {
+                let said = panic.downcast_ref::<&str>().map(ToString::to_string);
+                let said = said.or_else(|| panic.downcast_ref::<String>().cloned());
+                to_all(Head::Panicked(said.unwrap_or_else(|| "(no message)".into())));
+                return (messages, Some(panic));
+            }
+            Some(Ok(batches)) => {
+                // One that fails fails the step: the others could not go on without that rank.
+                let failure = batches
+                    .iter()
+                    .find_map(|made| made.batch.as_ref().err().map(ToString::to_string));
+                for made in batches {
+                    match &failure {
+                        Some(failure) => messages.push(&Head::Failed(made.facts, failure.clone()), &[]),
+                        None => messages.push(&Head::Batch(made.facts), &made.batch.unwrap_or_default()),
+                    }
+                }
+            }
+        }
+        (messages, None)
+    }
+
+    /// Adds a message: the length of the head in 8 bytes, the head as JSON, then the bytes.
+    fn push(&mut self, head: &Head, bytes: &[u8]) {
+        let head = serde_json::to_vec(head).expect("a head has numbers and texts only");
+        let before = self.bytes.len();
+        self.bytes.extend((head.len() as u64).to_le_bytes());
+        self.bytes.extend(head);
+        self.bytes.extend(bytes);
+        self.lengths.push((self.bytes.len() - before) as i64);
+    }
 }
 
 fn split(message: &[u8]) -> Result<(Head, &[u8])> {
