@@ -9,6 +9,7 @@ use crate::accumulation::{Accumulation, OuterLoop};
 use crate::{Error, Result};
 use candle_core::Device;
 use sconce_collectives::{Communicator, World};
+use std::cell::OnceCell;
 use std::sync::{Arc, MutexGuard};
 
 /// A loader that gives one rank its batches.
@@ -94,9 +95,7 @@ impl<D: Source> PreparedLoader<D> {
     /// [`Source`]s that are data sets always know it.
     pub fn batches(&self) -> Option<usize> {
         let progress = *self.progress();
-        let reading = self.reading(progress.seed, progress.epoch, 0);
-        let items = self.source.items(&reading)?;
-        Some(reading.deal.batches(items, reading.ranks.start))
+        self.batches_in(progress.seed, progress.epoch)
     }
 
     /// Returns the number of the next epoch, from 0.
@@ -169,6 +168,12 @@ impl<D: Source> PreparedLoader<D> {
         }
     }
 
+    fn batches_in(&self, seed: u64, epoch: u64) -> Option<usize> {
+        let reading = self.reading(seed, epoch, 0);
+        let items = self.source.items(&reading)?;
+        Some(reading.deal.batches(items, reading.ranks.start))
+    }
+
     fn batches_of(&self, reading: Reading) -> Batches<D::Batch> {
         let prefetch = self.settings.prefetch;
         let Some(wire) = self.settings.dispatch else {
@@ -223,7 +228,6 @@ impl<'l, D: Source> IntoIterator for &'l PreparedLoader<D> {
     type IntoIter = LoaderIterator<'l, D>;
 
     fn into_iter(self) -> LoaderIterator<'l, D> {
-        let expected = self.batches();
         let (epoch, skip, seed) = {
             let mut progress = self.progress();
             let epoch = progress.epoch;
@@ -236,8 +240,9 @@ impl<'l, D: Source> IntoIterator for &'l PreparedLoader<D> {
             batches: self.batches_of(self.reading(seed, epoch, skip)),
             loader: self,
             epoch,
+            seed,
             given: skip,
-            expected,
+            expected: OnceCell::new(),
             ended: false,
             outer: self.settings.accumulation.enter_loader(),
         }
@@ -270,10 +275,12 @@ pub struct LoaderIterator<'l, D: Source> {
     loader: &'l PreparedLoader<D>,
     batches: Batches<D::Batch>,
     epoch: u64,
+    seed: u64,
     /// Batches given, and those skipped.
     given: usize,
-    /// Batches of the epoch, where known before.
-    expected: Option<usize>,
+    /// Batches of the epoch, where known before; asked of the source once somebody wants to know, as a batch sampler has to
+    /// make them all to tell.
+    expected: OnceCell<Option<usize>>,
     ended: bool,
     outer: OuterLoop,
 }
@@ -310,14 +317,14 @@ impl<D: Source> Iterator for LoaderIterator<'_, D> {
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        match self.expected {
-            _ if self.ended => (0, Some(0)),
-            Some(expected) => {
-                let left = expected.saturating_sub(self.given);
-                (left, Some(left))
-            }
-            None => (0, None),
+        if self.ended {
+            return (0, Some(0));
         }
+        let expected = self
+            .expected
+            .get_or_init(|| self.loader.batches_in(self.seed, self.epoch));
+        let left = expected.map(|expected| expected.saturating_sub(self.given));
+        (left.unwrap_or(0), left)
     }
 }
 
