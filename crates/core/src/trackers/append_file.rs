@@ -1,4 +1,4 @@
-//! A file of lines that a run adds to, also where an earlier run was killed in the middle of one.
+//! A file of lines that a run adds to, also where an earlier run was killed in the middle of one; and files written at once.
 
 use super::TrackerError;
 use std::fs::{self, File, OpenOptions};
@@ -15,9 +15,7 @@ pub(super) struct AppendFile {
 impl AppendFile {
     /// Opens or makes a file, and the folders above it. A last line without an end, which only a crash leaves, is cut off.
     pub(super) fn open(path: PathBuf) -> Result<Self, TrackerError> {
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).map_err(TrackerError::at(folder))?;
-        }
+        make_folder_of(&path)?;
         let open = || {
             let file = OpenOptions::new().append(true).create(true).open(&path)?;
             if file.metadata()?.len() > 0 {
@@ -48,6 +46,17 @@ impl AppendFile {
         let written = self.file.write_all(lines.as_bytes());
         written.map_err(TrackerError::at(&self.path))
     }
+}
+
+/// Writes a whole file, and makes the folders above it.
+pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), TrackerError> {
+    make_folder_of(path)?;
+    fs::write(path, bytes).map_err(TrackerError::at(path))
+}
+
+fn make_folder_of(path: &Path) -> Result<(), TrackerError> {
+    let folder = path.parent().unwrap_or(path);
+    fs::create_dir_all(folder).map_err(TrackerError::at(folder))
 }
 
 /// Puts a file in the place of another, so that a reader finds the old or the new one.

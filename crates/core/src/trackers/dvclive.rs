@@ -1,10 +1,10 @@
 //! The files of DVCLive, which `dvc plots` and DVC's extensions of editors read.
 
-use super::append_file::{AppendFile, replace};
+use super::append_file::{replace, write_file};
+use super::files_by_name::FilesByName;
 use super::name_path::path_of_name;
 use super::{Moment, Run, Tracker, TrackerError, png, yaml};
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -14,32 +14,18 @@ use std::path::{Path, PathBuf};
 pub struct DvcLive {
     folder: PathBuf,
     latest: Map<String, Value>,
-    plots: BTreeMap<PathBuf, AppendFile>,
+    plots: FilesByName,
 }
 
 impl DvcLive {
     /// Makes a tracker that writes below `folder`.
     pub fn boxed(folder: impl AsRef<Path>) -> Box<dyn Tracker> {
+        let folder = folder.as_ref().join("dvclive");
         Box::new(Self {
-            folder: folder.as_ref().join("dvclive"),
+            plots: FilesByName::new(folder.join("plots/metrics"), ".tsv"),
             latest: Map::new(),
-            plots: BTreeMap::new(),
+            folder,
         })
-    }
-
-    fn plot(&mut self, name: &str) -> Result<&mut AppendFile, TrackerError> {
-        let path = path_of_name(name)?;
-        if !self.plots.contains_key(&path) {
-            let mut file = self.folder.join("plots/metrics").join(&path).into_os_string();
-            file.push(".tsv");
-            let mut file = AppendFile::open(file.into())?;
-            if file.is_empty()? {
-                let column = path.file_name().unwrap_or_default().to_string_lossy();
-                file.write(&format!("step\t{column}\n"))?;
-            }
-            self.plots.insert(path.clone(), file);
-        }
-        Ok(self.plots.get_mut(&path).expect("it has been put there"))
     }
 }
 
@@ -55,7 +41,13 @@ impl Tracker for DvcLive {
 
     fn log(&mut self, values: &[(&str, f64)], at: Moment) -> Result<(), TrackerError> {
         for (name, value) in values {
-            self.plot(name)?.write(&format!("{}\t{value}\n", at.step))?;
+            let plot = self.plots.file(name)?;
+            if plot.is_empty()? {
+                let column = plot.path().file_stem().unwrap_or_default();
+                let header = format!("step\t{}\n", column.to_string_lossy());
+                plot.write(&header)?;
+            }
+            plot.write(&format!("{}\t{value}\n", at.step))?;
             // DVCLive's own word for it; JSON has no such number.
             let value = if value.is_finite() {
                 (*value).into()
@@ -72,9 +64,7 @@ impl Tracker for DvcLive {
     fn log_image(&mut self, name: &str, image: &[u8], at: Moment) -> Result<(), TrackerError> {
         png::size(name, image)?;
         let folder = self.folder.join("plots/images").join(path_of_name(name)?);
-        fs::create_dir_all(&folder).map_err(TrackerError::at(&folder))?;
-        let path = folder.join(format!("{}.png", at.step));
-        fs::write(&path, image).map_err(TrackerError::at(&path))
+        write_file(&folder.join(format!("{}.png", at.step)), image)
     }
 }
 

@@ -1,11 +1,11 @@
 //! MLflow's store of files, which `mlflow ui --backend-store-uri ./mlruns` shows; recent versions do so with
 //! `MLFLOW_ALLOW_FILE_STORE=true` in its environment, or after `mlflow migrate-filestore`.
 
-use super::append_file::{AppendFile, replace};
+use super::append_file::{replace, write_file};
+use super::files_by_name::FilesByName;
 use super::name_path::path_of_name;
 use super::{Moment, Run, Tracker, TrackerError, png, yaml};
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,7 @@ pub struct MlflowFiles {
 struct OpenRun {
     folder: PathBuf,
     facts: Map<String, Value>,
-    metrics: BTreeMap<PathBuf, AppendFile>,
+    metrics: FilesByName,
 }
 
 /// MLflow's numbers of what becomes of a run.
@@ -99,9 +99,9 @@ impl Tracker for MlflowFiles {
             write_file(&folder.join("params").join(path_of_name(&name)?), value.as_bytes())?;
         }
         self.open = Some(OpenRun {
-            folder,
+            metrics: FilesByName::new(folder.join("metrics"), ""),
             facts: facts.as_object().cloned().unwrap_or_default(),
-            metrics: BTreeMap::new(),
+            folder,
         });
         Ok(())
     }
@@ -109,14 +109,7 @@ impl Tracker for MlflowFiles {
     fn log(&mut self, values: &[(&str, f64)], at: Moment) -> Result<(), TrackerError> {
         let Some(open) = &mut self.open else { return Ok(()) };
         for (name, value) in values {
-            let path = path_of_name(name)?;
-            let file = match open.metrics.entry(path) {
-                std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
-                std::collections::btree_map::Entry::Vacant(entry) => {
-                    let file = AppendFile::open(open.folder.join("metrics").join(entry.key()))?;
-                    entry.insert(file)
-                }
-            };
+            let file = open.metrics.file(name)?;
             file.write(&format!("{} {value} {}\n", at.milliseconds(), at.step))?;
         }
         Ok(())
@@ -153,12 +146,6 @@ impl MlflowFiles {
 fn write_facts(folder: &Path, facts: Option<&Map<String, Value>>) -> Result<(), TrackerError> {
     let text = facts.map_or(String::new(), yaml::document);
     replace(&folder.join("meta.yaml"), &text)
-}
-
-fn write_file(path: &Path, bytes: &[u8]) -> Result<(), TrackerError> {
-    let folder = path.parent().unwrap_or(path);
-    fs::create_dir_all(folder).map_err(TrackerError::at(folder))?;
-    fs::write(path, bytes).map_err(TrackerError::at(path))
 }
 
 /// Returns the `file:` address of a folder; what addresses give a meaning is escaped.

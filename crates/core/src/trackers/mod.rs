@@ -35,6 +35,7 @@ mod by_name;
 mod csv;
 mod dvclive;
 mod error;
+mod files_by_name;
 mod json_lines;
 mod logging;
 mod mlflow;
