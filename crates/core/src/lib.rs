@@ -47,6 +47,7 @@ mod launch_threads;
 mod local_sgd;
 mod managed;
 mod metrics;
+mod nearest;
 mod nested;
 pub mod nn;
 mod objects;

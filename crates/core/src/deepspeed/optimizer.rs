@@ -2,8 +2,9 @@
 
 use super::error::ConfigError;
 use super::precision::is_true;
-use super::section::{AutoRule, Section, nearest};
+use super::section::{AutoRule, Section};
 use super::{Setting, Warning};
+use crate::nearest::nearest;
 use sconce_zero::{Adagrad, Adam, AdamW, Lion, OptimizerRule, Sgd};
 
 /// Which optimizer, with which numbers; what a rule does not have stays at its default.

@@ -3,6 +3,7 @@
 use super::error::{ConfigError, Place};
 use super::json::Node;
 use super::{Setting, Warning};
+use crate::nearest::nearest;
 use std::cell::RefCell;
 
 /// The file that is being read, and what there is to say about it.
@@ -234,16 +235,6 @@ impl<'a> Section<'a> {
     fn found(&self, key: &str) -> String {
         self.node.get(key).map_or_else(|| "nothing".into(), Node::to_string)
     }
-}
-
-/// Returns the most similar name, if one is similar at all.
-pub(super) fn nearest(name: &str, known: impl Iterator<Item = &'static str>) -> Option<&'static str> {
-    const LEAST_SIMILARITY: f64 = 0.5;
-    known
-        .map(|candidate| (strsim::normalized_damerau_levenshtein(name, candidate), candidate))
-        .filter(|(similarity, _)| *similarity >= LEAST_SIMILARITY)
-        .max_by(|left, right| left.0.total_cmp(&right.0))
-        .map(|(_, candidate)| candidate)
 }
 
 impl FromNode for bool {

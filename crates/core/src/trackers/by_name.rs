@@ -1,6 +1,7 @@
 //! Trackers by their names, as a command line gives them.
 
 use super::{Csv, DvcLive, JsonLines, MlflowFiles, TensorBoard, Tracker, TrackerError};
+use crate::nearest::nearest;
 use std::path::Path;
 
 /// The names of all trackers that are built in.
@@ -32,11 +33,9 @@ fn refusal(name: &str) -> TrackerError {
         "comet_ml" | "clearml" | "swanlab" => "it is a service with a client of its own; use tensorboard or mlflow",
         "aim" => "it has a store of its own; use tensorboard, which `aim convert tensorboard` reads",
         _ => {
-            let distance = |known: &&str| strsim::damerau_levenshtein(known, name);
-            let nearest = NAMES.into_iter().min_by_key(distance);
             return TrackerError::Unknown {
                 name: name.into(),
-                nearest: nearest.filter(|known| distance(known) <= 3),
+                nearest: nearest(name, NAMES),
                 known: NAMES.join(", "),
             };
         }
