@@ -1,6 +1,6 @@
 //! The recipe of fp8, as the environment has it.
 
-use super::variables::{ABOVE_ZERO, Environment, whole_above_zero};
+use super::variables::Environment;
 use crate::Result;
 use crate::environment as variable;
 use crate::fp8::{AmaxCompute, Fp8Format, Fp8Recipe};
@@ -26,7 +26,7 @@ pub(super) fn read(environment: &Environment<'_>) -> Result<Fp8Recipe> {
             _ => None,
         },
     )?;
-    let history = environment.value(variable::ACCELERATE_FP8_AMAX_HISTORY_LEN, ABOVE_ZERO, whole_above_zero)?;
+    let history = environment.above_zero(variable::ACCELERATE_FP8_AMAX_HISTORY_LEN)?;
     let margin = environment.value(
         variable::ACCELERATE_FP8_MARGIN,
         "expected a power of two from -64 to 64",
@@ -36,7 +36,7 @@ pub(super) fn read(environment: &Environment<'_>) -> Result<Fp8Recipe> {
         format: format.unwrap_or(default.format),
         margin: margin.unwrap_or(default.margin),
         interval: environment
-            .value(variable::ACCELERATE_FP8_INTERVAL, ABOVE_ZERO, whole_above_zero)?
+            .above_zero(variable::ACCELERATE_FP8_INTERVAL)?
             .unwrap_or(default.interval),
         amax_history_len: history.map_or(default.amax_history_len, super::resolve::count),
         amax_compute: amax_compute.unwrap_or(default.amax_compute),

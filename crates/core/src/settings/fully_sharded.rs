@@ -1,7 +1,7 @@
 //! Fully sharded data parallelism: what code and environment say of it together.
 
-use super::given::{Given, Origin};
-use super::variables::{ABOVE_ZERO, Environment, TRUE_OR_FALSE, true_or_false, whole_above_zero};
+use super::given::Origin;
+use super::variables::Environment;
 use super::{ProgramSettings, Sharding};
 use crate::deepspeed::MixedPrecision;
 use crate::environment as variable;
@@ -15,19 +15,19 @@ use sconce_zero::Tier;
 
 /// Reads the variables that count where `ACCELERATE_USE_FSDP` is true; `None` where it is not.
 pub(super) fn read(environment: &Environment<'_>) -> Result<Option<FullyShardedOptions>> {
-    let flag = |name| value(environment.read(name, TRUE_OR_FALSE, true_or_false));
+    let flag = |name| environment.flag(name);
     if flag(variable::ACCELERATE_USE_FSDP)? != Some(true) {
         return Ok(None);
     }
-    let reshard = environment.read(
+    let reshard_after_forward = environment.value(
         variable::FSDP_RESHARD_AFTER_FORWARD,
         &ReshardAfterForward::expected(),
         ReshardAfterForward::from_name,
-    );
+    )?;
     Ok(Some(FullyShardedOptions {
         version: named(environment, variable::FSDP_VERSION)?,
         sharding_strategy: named(environment, variable::FSDP_SHARDING_STRATEGY)?,
-        reshard_after_forward: value(reshard)?,
+        reshard_after_forward,
         auto_wrap_policy: wrap_policy(environment)?,
         ignored_modules: ignored_modules(environment)?,
         backward_prefetch: named(environment, variable::FSDP_BACKWARD_PREFETCH)?,
@@ -99,8 +99,7 @@ pub(super) fn sharding(run: &FullySharded) -> Sharding {
 fn wrap_policy(environment: &Environment<'_>) -> Result<Option<WrapPolicy>> {
     let policy = named(environment, variable::FSDP_AUTO_WRAP_POLICY)?;
     let classes = environment.text(variable::FSDP_TRANSFORMER_CLS_TO_WRAP);
-    let elements = environment.read(variable::FSDP_MIN_NUM_PARAMS, ABOVE_ZERO, whole_above_zero);
-    let elements = value(elements)?;
+    let elements = environment.above_zero(variable::FSDP_MIN_NUM_PARAMS)?;
     if let Some(classes) = &classes
         && policy != Some(AutoWrapPolicy::TransformerBased)
     {
@@ -136,9 +135,5 @@ fn ignored_modules(environment: &Environment<'_>) -> Result<Option<IgnoredModule
 }
 
 fn named<T: Named>(environment: &Environment<'_>, name: &'static str) -> Result<Option<T>> {
-    value(environment.read(name, &T::expected(), T::from_name))
-}
-
-fn value<T>(given: Result<Option<Given<T>>>) -> Result<Option<T>> {
-    Ok(given?.map(|given| given.value))
+    environment.value(name, &T::expected(), T::from_name)
 }

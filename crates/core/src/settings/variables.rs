@@ -10,7 +10,7 @@ use sconce_fsdp::FullyShardedOptions;
 use std::path::PathBuf;
 
 pub(super) const ABOVE_ZERO: &str = "expected a whole number above 0";
-pub(super) const TRUE_OR_FALSE: &str = "expected true or false";
+const TRUE_OR_FALSE: &str = "expected true or false";
 const FROM_ZERO: &str = "expected a number from 0; 0 turns clipping off";
 
 /// What the environment says of a run.
@@ -156,7 +156,7 @@ impl Environment<'_> {
     }
 }
 
-pub(super) fn whole_above_zero(text: &str) -> Option<u64> {
+fn whole_above_zero(text: &str) -> Option<u64> {
     text.parse().ok().filter(|number| *number > 0)
 }
 
@@ -170,7 +170,7 @@ fn precision(text: &str) -> Option<MixedPrecision> {
     }
 }
 
-pub(super) fn true_or_false(text: &str) -> Option<bool> {
+fn true_or_false(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
         "true" | "1" | "yes" | "y" | "t" | "on" => Some(true),
         "false" | "0" | "no" | "n" | "f" | "off" => Some(false),
