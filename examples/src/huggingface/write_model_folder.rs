@@ -36,14 +36,11 @@ pub fn write_model_folder(
     let tensors: Vec<(String, Tensor)> = tensors.into_iter().collect();
     let unfinished = NewFolder::create(directory)?;
     let write = || -> Result<()> {
+        // First what can fail at once: weights may take minutes.
+        let (_, first) = tensors.first().context("no tensors were given")?;
+        let config = config_with_dtype(source, first.dtype())?;
         export_tensors(unfinished.path(), &tensors, MAX_SHARD_SIZE)?;
-        let Some((_, first)) = tensors.first() else {
-            bail!("no tensors were given");
-        };
-        fs::write(
-            unfinished.path().join(CONFIG_FILE),
-            config_with_dtype(source, first.dtype())?,
-        )?;
+        fs::write(unfinished.path().join(CONFIG_FILE), config)?;
         for name in COMPANION_FILES {
             let companion = source.directory.join(name);
             if companion.is_file() {
