@@ -278,6 +278,12 @@ fn a_failed_write_leaves_neither_a_folder_nor_a_temporary_one() -> Result<()> {
     ];
     let error = write_model_folder(&target, &source, twice).unwrap_err();
     assert!(format!("{error:#}").contains("`weight` was given twice"));
+    let reserved = [("__metadata__".to_owned(), weight.clone())];
+    let error = write_model_folder(&target, &source, reserved).unwrap_err();
+    assert!(
+        format!("{error:#}").contains("`__metadata__`, which is no tensor's name"),
+        "{error:#}"
+    );
     assert!(write_model_folder(&target, &source, []).is_err());
     // Fails in the middle, after the temporary folder was made: a companion file that cannot be read.
     let odd = ModelFolder {

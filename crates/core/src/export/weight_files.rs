@@ -57,7 +57,11 @@ pub fn write_weight_files(
     let mut names = BTreeSet::new();
     let mut sizes = Vec::new();
     for tensor in tensors {
-        if !names.insert(&tensor.name) || tensor.name == "__metadata__" {
+        if tensor.name == "__metadata__" {
+            let reason = "a tensor is called `__metadata__`, which is no tensor's name in safetensors; rename it";
+            return Err(ExportError::unusable(folder, reason));
+        }
+        if !names.insert(&tensor.name) {
             let reason = format!("the tensor `{}` was given twice for this folder", tensor.name);
             return Err(ExportError::unusable(folder, reason));
         }
