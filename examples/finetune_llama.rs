@@ -464,7 +464,7 @@ impl Log {
             return Ok(());
         }
         self.since_line = (self.since_line.0 + took, self.since_line.1 + 1);
-        self.bar.inc(1);
+        self.bar.set_position(step + 1);
         if step.is_multiple_of(self.every) || step + 1 == self.steps {
             let tokens = (self.tokens_per_step * self.since_line.1) as f64 / self.since_line.0.as_secs_f64();
             let line = format!(

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 const STEPS: &str = "12";
 
-/// Losses by step from a metrics file; the last line of a step counts.
+/// Losses by step from a metrics file; none where a run was killed before it had one.
 fn losses(path: &Path) -> Vec<(u64, f64)> {
     let lines = fs::read_to_string(path).unwrap_or_default();
     let parsed = lines
