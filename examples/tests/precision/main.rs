@@ -5,16 +5,19 @@
 mod autocast;
 mod following;
 mod kept_in_f32;
+#[path = "../worlds/mod.rs"]
+mod worlds;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor, safetensors};
-use sconce_collectives::{Communicator, Options, ReduceOp, shm, single};
+use sconce_collectives::{Communicator, ReduceOp};
 use sconce_core::schedule::ConstantWithWarmup;
 use sconce_core::{Accelerator, AcceleratorBuilder, AdamW, Scheduler, WeightFiles, Weights};
 use sconce_examples::huggingface::ModelFolder;
 use sconce_examples::models::{Llama, LlamaConfig};
+use worlds::on_ranks;
 
 /// What a run is compared by.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,26 +53,8 @@ pub(crate) fn tokens() -> Tensor {
     batches["tokens"].flatten_to(1).unwrap()
 }
 
-pub(crate) fn build(
-    builder: AcceleratorBuilder,
-    communicator: std::sync::Arc<dyn Communicator>,
-) -> Box<dyn Accelerator> {
+pub(crate) fn build(builder: AcceleratorBuilder, communicator: Arc<dyn Communicator>) -> Box<dyn Accelerator> {
     builder.communicator(communicator).build_with(|_| None).unwrap()
-}
-
-pub(crate) fn on_ranks<R: Send>(world: usize, rank: impl Fn(std::sync::Arc<dyn Communicator>) -> R + Sync) -> Vec<R> {
-    if world == 1 {
-        return vec![rank(single())];
-    }
-    let options = Options {
-        timeout: Duration::from_secs(60),
-        ..Options::default()
-    };
-    std::thread::scope(|scope| {
-        let ranks = shm::threads(world, &options).unwrap().into_iter();
-        let ranks: Vec<_> = ranks.map(|communicator| scope.spawn(|| rank(communicator))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
 }
 
 /// Trains on two ranks, which must agree.

@@ -4,17 +4,20 @@
 
 mod fully_sharded;
 mod stages;
+#[path = "../worlds/mod.rs"]
+mod worlds;
 
 use std::path::Path;
-use std::time::Duration;
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use sconce_collectives::{Options, ReduceOp, shm, single};
+use sconce_collectives::{Communicator, ReduceOp};
 use sconce_core::{AdamW, WeightFiles, Weights};
 use sconce_examples::huggingface::ModelFolder;
 use sconce_examples::models::{Llama, LlamaConfig};
 use sconce_examples::text::TokenRows;
 use sconce_zero::{Engine, EngineOptions};
+use worlds::on_ranks;
 
 const STEPS: usize = 4;
 const SEQUENCE: usize = 24;
@@ -38,7 +41,7 @@ pub(crate) fn train(
     let config = LlamaConfig::from_model_folder(&folder).unwrap();
     let text = assets.join("text/lincoln.txt");
     let rows = TokenRows::read(&text, folder.tokenizer.as_deref(), config.vocab_size, Some(SEQUENCE)).unwrap();
-    let rank = |communicator: std::sync::Arc<dyn sconce_core::Communicator>| {
+    let rank = |communicator: Arc<dyn Communicator>| {
         let options = EngineOptions {
             first_bucket_bytes: 1 << 14,
             bucket_bytes: 1 << 16,
@@ -77,19 +80,7 @@ pub(crate) fn train(
         }
         Run { losses, norms, weights }
     };
-    let runs: Vec<Run> = if world == 1 {
-        vec![rank(single())]
-    } else {
-        let options = Options {
-            timeout: Duration::from_secs(60),
-            ..Options::default()
-        };
-        std::thread::scope(|scope| {
-            let ranks = shm::threads(world, &options).unwrap().into_iter();
-            let ranks: Vec<_> = ranks.map(|communicator| scope.spawn(|| rank(communicator))).collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-        })
-    };
+    let runs = on_ranks(world, rank);
     assert!(runs.iter().all(|run| *run == runs[0]), "replicas are equal");
     runs.into_iter().next().unwrap()
 }
