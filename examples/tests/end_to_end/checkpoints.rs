@@ -5,7 +5,7 @@ use rand::{Rng as _, SeedableRng as _};
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::Instant;
 
 const STEPS: &str = "12";
 
@@ -116,7 +116,9 @@ fn whenever_a_run_is_killed_the_next_goes_on_from_a_whole_checkpoint() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (checkpoints, metrics) = (folder.path().join("checkpoints"), folder.path().join("metrics.jsonl"));
     let whole = folder.path().join("whole.jsonl");
-    run(&[], 2, &arguments(2, &folder.path().join("other"), &whole, "100"));
+    let start = Instant::now();
+    run(&[], 2, &arguments(2, &folder.path().join("other"), &whole, "2"));
+    let whole_run = start.elapsed();
     let expected = losses(&whole);
     let mut generator = rand_chacha::ChaCha8Rng::seed_from_u64(7);
     let (mut killed, mut finished) = (0, 0);
@@ -127,8 +129,7 @@ fn whenever_a_run_is_killed_the_next_goes_on_from_a_whole_checkpoint() {
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("sconce runs");
         // Not to wait for anything: the moment of the kill is what is random.
-        let moment = Duration::from_micros(generator.random_range(0..700_000));
-        std::thread::sleep(moment);
+        std::thread::sleep(whole_run.mul_f64(generator.random()));
         match child.try_wait().expect("the launcher can be asked") {
             None => {
                 kill(&mut child);
@@ -146,6 +147,54 @@ fn whenever_a_run_is_killed_the_next_goes_on_from_a_whole_checkpoint() {
     run(&[], 2, &arguments(2, &checkpoints, &metrics, "2"));
     check(&losses(&metrics), &expected);
     println!("{killed} runs were killed, {} ended", finished + 1);
+}
+
+/// In a namespace of its own, which may mount a disk of `$SIZE` bytes; exits with 77 where the system allows none.
+const ON_A_SMALL_DISK: &str = r#"
+mount -t tmpfs -o size="$SIZE" none "$DISK" || exit 77
+"$SCONCE" launch "$@" && exit 78
+ls -A "$DISK" | sed 's/^/left: /'
+for checkpoint in "$DISK"/checkpoint_*; do "$SCONCE" checkpoint verify --all "$checkpoint" >/dev/null || exit 79; done
+mount -o remount,size=1g "$DISK"
+"$SCONCE" launch "$@"
+"#;
+
+#[test]
+fn a_run_that_fills_the_disk_says_so_and_goes_on_from_its_last_whole_checkpoint() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (unlimited, metrics) = (folder.path().join("unlimited.jsonl"), folder.path().join("metrics.jsonl"));
+    let (disk, other) = (folder.path().join("disk"), folder.path().join("other"));
+    run(&[], 2, &arguments(2, &other, &unlimited, "100"));
+    let one: u64 = fs::read_dir(other.join("checkpoint_0"))
+        .expect("a checkpoint")
+        .map(|file| file.and_then(|file| file.metadata()).expect("a file").len())
+        .sum();
+    fs::create_dir(&disk).expect("a folder");
+    let output = Command::new("unshare")
+        .args(["--map-root-user", "--mount", "sh", "-c", ON_A_SMALL_DISK, "sh"])
+        .args(["--num_processes", "2"])
+        .arg(finetune_llama())
+        .args(arguments(2, &disk, &metrics, "100"))
+        .envs([("DISK", disk.as_os_str()), ("SCONCE", sconce().as_os_str())])
+        .env("SIZE", (one * 9 / 2).to_string())
+        .output()
+        .expect("unshare runs");
+    let (told, names) = (text(&output.stderr), text(&output.stdout));
+    if output.status.code() == Some(77) || told.contains("unshare failed") {
+        println!("skipped: nothing can be mounted here: {told}");
+        return;
+    }
+    assert!(output.status.success(), "{:?} {told}", output.status);
+    assert!(
+        told.contains("No space left on device") && told.contains("rank-0000"),
+        "{told}"
+    );
+    let left = Vec::from_iter(names.lines().filter_map(|line| line.strip_prefix("left: ")));
+    let whole = ["checkpoint_0", "checkpoint_1", "checkpoint_2", "checkpoint_3", "latest"];
+    assert_eq!(left, whole, "{told}");
+    let (found, expected) = (losses(&metrics), losses(&unlimited));
+    check(&found, &expected);
+    assert!(found.iter().any(|(step, _)| *step == 11), "{found:?}");
 }
 
 /// Every loss is that of the run which was never killed, up to the last step.
