@@ -5,7 +5,6 @@ use super::index::{BLOCK, BoxEntry};
 use bytemuck::cast_slice;
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
-use rayon::prelude::*;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use sconce_zero::Elements;
@@ -16,6 +15,9 @@ use std::io::{BufWriter, Write as _};
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+
+/// Blocks that the system is asked to read before they are needed, so that the disk works while blocks are checked.
+const AHEAD: usize = 32;
 
 /// Longest header that is read.
 const MOST_HEADER: u64 = 100 << 20;
@@ -64,14 +66,13 @@ impl ArrayWriter {
 
     /// Writes the next box; returns its hashes.
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<Vec<String>, CheckpointError> {
-        // Hashing takes as long as writing, and needs nothing that writing needs.
-        let hash_all = || bytes.par_chunks(BLOCK).map(hash).collect::<Vec<_>>();
-        let (written, hashes) = rayon::join(
-            || bytes.chunks(BLOCK).try_for_each(|block| self.write_bytes(block)),
-            hash_all,
-        );
-        written?;
-        Ok(hashes)
+        // Hashing takes as long as writing, and needs nothing that writing needs. In a thread of its own, since the pool's
+        // are training while this writes behind it.
+        std::thread::scope(|scope| {
+            let hashes = scope.spawn(|| bytes.chunks(BLOCK).map(hash).collect::<Vec<_>>());
+            bytes.chunks(BLOCK).try_for_each(|block| self.write_bytes(block))?;
+            Ok(hashes.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })
     }
 
     /// Ends the file, which is on disk when this returns; returns its length.
@@ -188,11 +189,15 @@ impl ArrayFiles {
             )));
         }
         let wanted = within.start * size..within.end * size;
-        for number in wanted.start / BLOCK..wanted.end.div_ceil(BLOCK) {
+        let begin = file.start + info.data_offsets.0 as u64;
+        let blocks = wanted.start / BLOCK..wanted.end.div_ceil(BLOCK);
+        file.read_ahead(begin, blocks.start * BLOCK..(blocks.end.min(blocks.start + AHEAD) * BLOCK).min(bytes));
+        for number in blocks.clone() {
             let whole = number * BLOCK..((number + 1) * BLOCK).min(bytes);
+            let coming = (number + AHEAD).min(blocks.end);
+            file.read_ahead(begin, coming * BLOCK..((coming + 1).min(blocks.end) * BLOCK).min(bytes));
             self.block.resize(whole.len(), 0);
-            let place = file.start + (info.data_offsets.0 + whole.start) as u64;
-            let read = file.file.read_exact_at(&mut self.block, place);
+            let read = file.file.read_exact_at(&mut self.block, begin + whole.start as u64);
             read.map_err(|error| damaged(error.to_string()))?;
             if entry
                 .hashes
@@ -211,6 +216,14 @@ impl ArrayFiles {
 }
 
 impl OpenFile {
+    /// Asks the system to read bytes of the data that begins at `begin` soon. Where it cannot, reading waits for them.
+    fn read_ahead(&self, begin: u64, bytes: Range<usize>) {
+        if let Some(length) = std::num::NonZeroU64::new(bytes.len() as u64) {
+            let place = begin + bytes.start as u64;
+            let _ = rustix::fs::fadvise(&self.file, place, Some(length), rustix::fs::Advice::WillNeed);
+        }
+    }
+
     fn open(path: &Path) -> Result<Self, CheckpointError> {
         let refuse = |reason: String| CheckpointError::unusable(path, reason);
         let file = File::open(path).map_err(|error| CheckpointError::unusable(path, error))?;
