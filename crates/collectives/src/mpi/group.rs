@@ -19,11 +19,12 @@ pub(super) const CALL: i32 = 1;
 /// Bytes before the data in a call or message; the data is aligned.
 const HEADER: usize = 64;
 
-/// Most bytes of data that go with a call: together they fit what MPI libraries send without asking the receiver.
-pub(super) const SMALL: usize = SLOT - HEADER;
+/// Bytes of a call with data that MPI libraries send without asking the receiver.
+const EAGER: usize = 63 * 64;
 
-/// Bytes of the longest call.
-pub(super) const SLOT: usize = 63 * 64;
+/// Most bytes of data that go with a call between two ranks: to send them whole takes as many bytes as to exchange parts, and
+/// fewer messages, which is worth copying them.
+const SMALL_FOR_TWO: usize = 256 << 10;
 
 /// One rank's view of a group.
 #[derive(Debug)]
@@ -31,6 +32,8 @@ pub(super) struct Group {
     pub(super) name: String,
     pub(super) rank: usize,
     pub(super) size: usize,
+    /// Most bytes of data that go with a call; the same on all ranks.
+    pub(super) small: usize,
     /// How many of the job's ranks this host has.
     pub(super) local_ranks: usize,
     pub(super) library: &'static Library,
@@ -57,27 +60,45 @@ pub(super) struct Engine {
 
 /// Memory for calls. It stays where it is even if the group goes while MPI holds it: see [`Passage::give_up`].
 #[derive(Debug)]
-pub(super) struct Slots(Option<Buffer>);
+pub(super) struct Slots {
+    memory: Option<Buffer>,
+    each: usize,
+}
+
+/// All slots as memory for MPI.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lent {
+    memory: Private,
+    each: usize,
+}
 
 impl Slots {
-    fn new(count: usize) -> Self {
-        Self(Some(Buffer::on_heap(count * SLOT)))
+    fn new(count: usize, each: usize) -> Self {
+        Self {
+            memory: Some(Buffer::on_heap(count * each)),
+            each,
+        }
     }
 
-    /// Returns all slots as memory for MPI; taken once for all messages of an operation.
-    pub(super) fn lend(&mut self) -> Private {
-        let memory = self.0.as_mut().expect("a group that gave up enters nothing");
-        Private::of_mut(memory.as_mut_slice())
+    /// Lends the slots; once for all messages of an operation.
+    pub(super) fn lend(&mut self) -> Lent {
+        let memory = self.memory.as_mut().expect("a group that gave up enters nothing");
+        Lent {
+            memory: Private::of_mut(memory.as_mut_slice()),
+            each: self.each,
+        }
     }
 
     fn give_up(&mut self) {
-        std::mem::forget(self.0.take());
+        std::mem::forget(self.memory.take());
     }
 }
 
-/// Returns one of the slots that were lent.
-pub(super) fn slot(slots: &Private, number: usize) -> Private {
-    slots.part(number * SLOT..(number + 1) * SLOT)
+impl Lent {
+    /// Returns one of the slots.
+    pub(super) fn slot(&self, number: usize) -> Private {
+        self.memory.part(number * self.each..(number + 1) * self.each)
+    }
 }
 
 /// One operation under way on one rank.
@@ -101,11 +122,13 @@ impl Group {
         channel: Channel,
         options: Options,
     ) -> Self {
+        let small = if size == 2 { SMALL_FOR_TWO } else { EAGER - HEADER };
+        let slots = || Slots::new(size + 1, HEADER + small);
         let engine = Engine {
             sequence: 0,
             splits: 0,
-            inbox: Slots::new(size + 1),
-            outbox: Slots::new(size + 1),
+            inbox: slots(),
+            outbox: slots(),
             scratch: None,
             recorder: FlightRecorder::new(),
             traffic: TrafficCounters::default(),
@@ -114,6 +137,7 @@ impl Group {
             name,
             rank,
             size,
+            small,
             local_ranks,
             library,
             channel,
@@ -191,7 +215,7 @@ impl Group {
 impl Passage<'_> {
     /// Sends this rank's call to all others, waits for theirs and compares them.
     ///
-    /// `data` goes with the call to each rank, at most [`SMALL`] bytes; what came is in the result.
+    /// `data` goes with the call to each rank, at most [`Group::small`] bytes; what came is in the result.
     pub(super) fn enter(&mut self, data: impl Fn(usize) -> Private) -> Result<Came> {
         let group = self.group;
         let sequence = self.engine.sequence;
@@ -206,7 +230,7 @@ impl Passage<'_> {
         self.engine.sequence += 1;
         let own = (self.signature.pack(), self.signature.count);
         let others = (0..group.size).filter(|rank| *rank != group.rank);
-        let theirs: Vec<_> = others.map(|rank| (rank, signature_in(&slot(&inbox, rank)))).collect();
+        let theirs: Vec<_> = others.map(|rank| (rank, signature_in(&inbox.slot(rank)))).collect();
         if theirs.iter().all(|(_, call)| *call == own) {
             return Ok(Came(inbox));
         }
@@ -221,16 +245,16 @@ impl Passage<'_> {
     fn exchange_calls(
         &mut self,
         calls: &mut Requests,
-        (inbox, outbox): (Private, Private),
+        (inbox, outbox): (Lent, Lent),
         data: impl Fn(usize) -> Private,
     ) -> Result<()> {
         let (group, library) = (self.group, self.group.library);
         let others = || (0..group.size).filter(|rank| *rank != group.rank);
         for peer in others() {
-            calls.receive(library, group.channel, slot(&inbox, peer), peer, CALL)?;
+            calls.receive(library, group.channel, inbox.slot(peer), peer, CALL)?;
         }
         for peer in others() {
-            let message = written(&slot(&outbox, peer), &self.signature, &data(peer));
+            let message = written(&outbox.slot(peer), &self.signature, &data(peer));
             calls.send(library, group.channel, message, peer, CALL)?;
         }
         self.wait_for_calls(calls)
@@ -270,12 +294,12 @@ impl Passage<'_> {
 
 /// What came with the calls of an operation; stays until the next.
 #[derive(Debug)]
-pub(super) struct Came(Private);
+pub(super) struct Came(Lent);
 
 impl Came {
     /// Returns the first `bytes` of the data from `rank`.
     pub(super) fn from(&self, rank: usize, bytes: usize) -> Private {
-        data_in(&slot(&self.0, rank), bytes)
+        data_in(&self.0.slot(rank), bytes)
     }
 }
 
@@ -300,6 +324,11 @@ pub(super) fn signature_in(slot: &Private) -> (u64, u64) {
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
     Private::of_mut(bytes).copy_between(&slot.part(0..16));
     (u64::from_le(words[0]), u64::from_le(words[1]))
+}
+
+/// Returns the bytes of the longest call of a group.
+pub(super) fn longest_call(group: &Group) -> usize {
+    HEADER + group.small
 }
 
 /// Describes a call.

@@ -1,9 +1,9 @@
 //! Which messages an operation is made of.
 //!
-//! Where every rank's contribution to every other fits [`SMALL`], it goes with the call. Otherwise it follows in
+//! Where every rank's contribution to every other fits [`Group::small`](super::group::Group::small), it goes with the call. Otherwise it follows in
 //! messages of its own, straight between the callers' buffers. Every rank exchanges with every other at the same time.
 
-use super::group::{Passage, SMALL};
+use super::group::Passage;
 use super::library::Requests;
 use crate::collective::{Counts, Each};
 use crate::operations::Operations;
@@ -28,7 +28,7 @@ impl Operations for Passage<'_> {
 
     fn all_reduce(&mut self, buffer: Private, element: ElementType, op: ReduceOp) -> Result<()> {
         let (rank, size) = (self.group.rank, self.group.size);
-        if buffer.len() <= SMALL {
+        if buffer.len() <= self.group.small {
             let came = self.enter(|_| buffer)?;
             self.reduce_what_came(&came, buffer, buffer, element, op);
             return Ok(());
@@ -42,7 +42,7 @@ impl Operations for Passage<'_> {
 
     fn reduce(&mut self, buffer: Private, element: ElementType, op: ReduceOp, root: usize) -> Result<()> {
         let (rank, size) = (self.group.rank, self.group.size);
-        if buffer.len() <= SMALL {
+        if buffer.len() <= self.group.small {
             let came = self.enter(|peer| if peer == root { buffer } else { nothing() })?;
             if rank == root {
                 self.reduce_what_came(&came, buffer, buffer, element, op);
@@ -75,7 +75,7 @@ impl Operations for Passage<'_> {
         op: ReduceOp,
         parts: &[Part],
     ) -> Result<()> {
-        if longest(parts) > SMALL {
+        if longest(parts) > self.group.small {
             self.enter(|_| nothing())?;
             return self.reduce_parts(input, parts, output, element, op);
         }
@@ -179,7 +179,7 @@ impl Passage<'_> {
         to: impl Fn(usize) -> Private,
         from: impl Fn(usize) -> Private,
     ) -> Result<()> {
-        if largest > SMALL {
+        if largest > self.group.small {
             self.enter(|_| nothing())?;
             return self.transfer(to, from);
         }

@@ -4,7 +4,7 @@
 //! small is sent only once the receiver has said `READY`: so a receiver that expects something else is an error on both
 //! sides, and no memory is lent to a message that nobody will take.
 
-use super::group::{CALL, Passage, SLOT, SMALL, announced, data_in, signature_in, slot, written};
+use super::group::{CALL, Group, Passage, announced, data_in, longest_call, signature_in, written};
 use super::library::Requests;
 use super::waiting::Pause;
 use crate::collective::{Kind, Signature};
@@ -28,8 +28,8 @@ struct Transfer {
 }
 
 impl Transfer {
-    fn is_small(&self) -> bool {
-        self.memory.len() <= SMALL
+    fn is_small(&self, group: &Group) -> bool {
+        self.memory.len() <= group.small
     }
 
     /// What both sides must agree on.
@@ -97,18 +97,18 @@ impl Passage<'_> {
     ) -> Result<()> {
         let (library, channel, size) = (self.group.library, self.group.channel, self.group.size);
         let (inbox, outbox) = (self.engine.inbox.lend(), self.engine.outbox.lend());
-        let (ready_in, ready_out) = (slot(&inbox, size).part(0..1), slot(&outbox, size).part(0..1));
+        let (ready_in, ready_out) = (inbox.slot(size).part(0..1), outbox.slot(size).part(0..1));
         let mut to_come = receive;
-        let mut to_go = send.filter(|send| !send.is_small());
+        let mut to_go = send.filter(|send| !send.is_small(self.group));
         if let Some(receive) = &receive {
-            let memory = slot(&inbox, receive.peer);
+            let memory = inbox.slot(receive.peer);
             control
                 .announcement
                 .receive(library, channel, memory, receive.peer, MESSAGE)?;
         }
         if let Some(send) = &send {
-            let small = send.memory.part(0..if send.is_small() { send.memory.len() } else { 0 });
-            let message = written(&slot(&outbox, send.peer), &send.signature(), &small);
+            let small = send.memory.part(0..if send.is_small(self.group) { send.memory.len() } else { 0 });
+            let message = written(&outbox.slot(send.peer), &send.signature(), &small);
             control.signature.send(library, channel, message, send.peer, MESSAGE)?;
         }
         if let Some(send) = &to_go {
@@ -123,9 +123,9 @@ impl Passage<'_> {
             if let Some(receive) = to_come
                 && control.announcement.have_ended(library, control.announcement.len())?
             {
-                self.compare_message(&receive, &slot(&inbox, receive.peer))?;
-                if receive.is_small() {
-                    let came = data_in(&slot(&inbox, receive.peer), receive.memory.len());
+                self.compare_message(&receive, &inbox.slot(receive.peer))?;
+                if receive.is_small(self.group) {
+                    let came = data_in(&inbox.slot(receive.peer), receive.memory.len());
                     receive.memory.copy_between(&came);
                 } else {
                     data.receive(library, channel, receive.memory, receive.peer, MESSAGE_DATA)?;
@@ -177,7 +177,7 @@ impl Passage<'_> {
             if waited < *overtaken.get_or_insert(waited + OVERTAKEN) {
                 continue;
             }
-            let mut call = vec![0; SLOT];
+            let mut call = vec![0; longest_call(group)];
             library.take(group.channel, Some(*peer), CALL, &mut call)?;
             let (word, count) = signature_in(&Private::of(&call));
             let calls = [
