@@ -9,8 +9,8 @@
 //! while a checkpoint is written behind them (`step_while_writing`); in a round the writing has to outlast the steps.
 
 use candle_core::{DType, Device};
-use sconce_core::checkpoint::Checkpoints;
 use candle_nn::Module as _;
+use sconce_core::checkpoint::Checkpoints;
 use sconce_core::nn::linear;
 use sconce_core::{Accelerator, AcceleratorBuilder, AdamW, Weights, launch_threads};
 use std::fs::File;

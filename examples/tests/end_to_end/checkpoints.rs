@@ -162,7 +162,10 @@ mount -o remount,size=1g "$DISK"
 #[test]
 fn a_run_that_fills_the_disk_says_so_and_goes_on_from_its_last_whole_checkpoint() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let (unlimited, metrics) = (folder.path().join("unlimited.jsonl"), folder.path().join("metrics.jsonl"));
+    let (unlimited, metrics) = (
+        folder.path().join("unlimited.jsonl"),
+        folder.path().join("metrics.jsonl"),
+    );
     let (disk, other) = (folder.path().join("disk"), folder.path().join("other"));
     run(&[], 2, &arguments(2, &other, &unlimited, "100"));
     let one: u64 = fs::read_dir(other.join("checkpoint_0"))

@@ -107,7 +107,13 @@ impl Passage<'_> {
                 .receive(library, channel, memory, receive.peer, MESSAGE)?;
         }
         if let Some(send) = &send {
-            let small = send.memory.part(0..if send.is_small(self.group) { send.memory.len() } else { 0 });
+            let small = send.memory.part(
+                0..if send.is_small(self.group) {
+                    send.memory.len()
+                } else {
+                    0
+                },
+            );
             let message = written(&outbox.slot(send.peer), &send.signature(), &small);
             control.signature.send(library, channel, message, send.peer, MESSAGE)?;
         }

@@ -191,7 +191,10 @@ impl ArrayFiles {
         let wanted = within.start * size..within.end * size;
         let begin = file.start + info.data_offsets.0 as u64;
         let blocks = wanted.start / BLOCK..wanted.end.div_ceil(BLOCK);
-        file.read_ahead(begin, blocks.start * BLOCK..(blocks.end.min(blocks.start + AHEAD) * BLOCK).min(bytes));
+        file.read_ahead(
+            begin,
+            blocks.start * BLOCK..(blocks.end.min(blocks.start + AHEAD) * BLOCK).min(bytes),
+        );
         for number in blocks.clone() {
             let whole = number * BLOCK..((number + 1) * BLOCK).min(bytes);
             let coming = (number + AHEAD).min(blocks.end);
