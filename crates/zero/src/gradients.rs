@@ -360,8 +360,7 @@ impl Gradients {
         };
         let lasting: usize = state.buckets.iter().map(elements).sum();
         let passing: usize = state.passing.iter().map(Buffer::len).sum();
-        let compressions = state.buckets.iter().filter_map(|bucket| bucket.compression.as_ref());
-        let kept = compressions.map(|state| state.lock().unwrap_or_else(PoisonError::into_inner).bytes());
+        let kept = state.compressions().map(|compression| compression.bytes());
         (
             (lasting * size_of::<f32>()) as u64,
             (passing + kept.sum::<usize>()) as u64,

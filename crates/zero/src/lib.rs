@@ -87,7 +87,7 @@ pub use options::{BackwardPrefetch, DiskOptions, EngineOptions, Gathering};
 pub use parameter::ParameterInfo;
 pub use parameter_set::ParameterSet;
 pub use random::RandomState;
-pub use saved_state::{EngineState, PlannedPiece, StatePiece, StateSource};
+pub use saved_state::{EngineState, PlannedPiece, PowerSgdState, StatePiece, StateSource};
 pub use storage::Elements;
 pub use strategy::{DataParallel, Offloaded, Placement, Residence, ShardingStrategy, Tier, ZeroStage};
 pub use unit::{Tensors, Unit, unit, unit_of_class};

@@ -83,13 +83,19 @@ impl Checkpoint {
                     tell(None, DifferenceKind::Shape { first, second });
                     continue;
                 }
-                let elements = first.shape.iter().product();
                 for array in BTreeSet::from_iter(first.arrays.keys().chain(second.arrays.keys())) {
+                    let shapes = [first, second].map(|entry| entry.shape_of(array));
                     let boxes = |entry: &ParameterEntry| entry.arrays.get(array).cloned();
                     let (Some(first), Some(second)) = (boxes(first), boxes(second)) else {
                         tell(Some(array.clone()), only_in(first.arrays.contains_key(array)));
                         continue;
                     };
+                    if shapes[0] != shapes[1] {
+                        let [first, second] = shapes.map(<[usize]>::to_vec);
+                        tell(Some(array.clone()), DifferenceKind::Shape { first, second });
+                        continue;
+                    }
+                    let elements = shapes[0].iter().product();
                     let mut found = Found::default();
                     let (mut a, mut b) = (vec![0.0; PIECE.min(elements)], vec![0.0; PIECE.min(elements)]);
                     for start in (0..elements).step_by(PIECE) {

@@ -1,7 +1,7 @@
 //! What a checkpoint holds, and where each array's elements lie: by parameter and range, never by rank.
 
 use super::error::CheckpointError;
-use sconce_zero::EngineState;
+use sconce_zero::{EngineState, PowerSgdState, StatePiece};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -11,6 +11,8 @@ use std::path::Path;
 const FORMAT: &str = "sconce checkpoint";
 /// Raised when what is written can no longer be read by older programs.
 const VERSION: u64 = 1;
+/// Most steps that are believed.
+const MOST_STEPS: u64 = 1 << 53;
 /// Bytes of an array's box that one hash is of.
 pub(super) const BLOCK: usize = 1 << 20;
 
@@ -46,6 +48,9 @@ pub(super) struct ModelEntry {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(super) struct ParameterEntry {
     pub(super) shape: Vec<usize>,
+    /// Of arrays that have another shape than the parameter.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) shapes: BTreeMap<String, Vec<usize>>,
     /// By the array's name: its boxes in the order of their elements.
     pub(super) arrays: BTreeMap<String, Vec<BoxEntry>>,
 }
@@ -62,6 +67,13 @@ pub(super) struct BoxEntry {
     pub(super) tensor: String,
     /// blake3, the first 16 digits, of every [`BLOCK`] bytes.
     pub(super) hashes: Vec<String>,
+}
+
+impl ParameterEntry {
+    /// Returns the shape of an array.
+    pub(super) fn shape_of(&self, what: &str) -> &[usize] {
+        self.shapes.get(what).unwrap_or(&self.shape)
+    }
 }
 
 impl BoxEntry {
@@ -140,15 +152,19 @@ impl Index {
         }
         self.models.iter().try_for_each(ModelEntry::check)?;
         for (name, parameter) in self.models.iter().flat_map(|model| &model.parameters) {
-            let elements = parameter
-                .shape
-                .iter()
-                .try_fold(1usize, |product, size| product.checked_mul(*size));
-            // So that no number of bytes overflows later.
-            let Some(elements) = elements.filter(|elements| elements.checked_mul(4).is_some()) else {
-                return Err(format!("{name}: shape {:?} is too large", parameter.shape));
+            let elements_of = |shape: &[usize]| {
+                let mut sizes = shape.iter();
+                let elements = sizes.try_fold(1usize, |product, size| product.checked_mul(*size));
+                // So that no number of bytes overflows later.
+                let elements = elements.filter(|elements| elements.checked_mul(4).is_some());
+                elements.ok_or_else(|| format!("{name}: shape {shape:?} is too large"))
             };
+            elements_of(&parameter.shape)?;
+            if let Some(what) = parameter.shapes.keys().find(|what| *what != StatePiece::POWER_SGD_Q) {
+                return Err(format!("{name} ({what}) has a shape of its own"));
+            }
             for (what, boxes) in &parameter.arrays {
+                let elements = elements_of(parameter.shape_of(what))?;
                 let mut end = 0;
                 for one in boxes {
                     let is_in_turn = one.start == end && one.end > one.start;
@@ -205,8 +221,31 @@ impl ModelEntry {
         if order.len() != self.state.gradient_order.len() || !order.iter().all(is_known) {
             return Err("the order of gradients names a parameter twice, or one that is not there".into());
         }
-        let too_many = self.state.steps.iter().find(|(_, steps)| **steps > 1 << 53);
-        too_many.map_or(Ok(()), |(name, steps)| Err(format!("{name} has taken {steps} steps")))
+        let too_many = self.state.steps.iter().find(|(_, steps)| **steps > MOST_STEPS);
+        too_many.map_or(Ok(()), |(name, steps)| Err(format!("{name} has taken {steps} steps")))?;
+        self.state
+            .power_sgd
+            .as_ref()
+            .map_or(Ok(()), |state| self.check_power_sgd(state))
+    }
+
+    /// Checks that errors are there of all ranks or of none: a part of them is not what training is owed.
+    fn check_power_sgd(&self, state: &PowerSgdState) -> Result<(), String> {
+        if state.iterations > MOST_STEPS {
+            return Err(format!("PowerSGD has made {} iterations", state.iterations));
+        }
+        let ranks = state.error_ranks.unwrap_or(0);
+        for (name, parameter) in &self.parameters {
+            let is_error = |what: &&String| what.starts_with(StatePiece::POWER_SGD_ERROR);
+            let found = parameter.arrays.keys().filter(is_error).count();
+            let is_there = |rank| parameter.arrays.contains_key(&StatePiece::power_sgd_error(rank));
+            if found > 0 && (found != ranks || !(0..ranks).all(is_there)) {
+                return Err(format!(
+                    "{name} has errors of PowerSGD of {found} ranks, expected {ranks}"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Makes the entry of a model whose parameters are still to be told.

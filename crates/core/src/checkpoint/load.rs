@@ -49,12 +49,15 @@ impl StateSource for ModelSource<'_> {
         values: &mut [f32],
     ) -> Result<bool, Box<dyn std::error::Error + Send + Sync>> {
         let name = self.options.renamed.get(&info.name).unwrap_or(&info.name);
-        let boxes = self
-            .entry
-            .parameters
-            .get(name)
-            .and_then(|parameter| parameter.arrays.get(what));
-        let Some(boxes) = boxes else { return Ok(false) };
+        let parameter = self.entry.parameters.get(name);
+        let boxes = parameter.and_then(|parameter| parameter.arrays.get(what));
+        let (Some(parameter), Some(boxes)) = (parameter, boxes) else {
+            return Ok(false);
+        };
+        // Of another shape it is another parameter, which a load in part leaves alone.
+        if parameter.shape != info.shape || parameter.shape_of(what).iter().product::<usize>() < elements.end {
+            return Ok(false);
+        }
         self.files.read(boxes, elements, values)?;
         Ok(true)
     }

@@ -39,7 +39,8 @@ pub struct SavedTensor {
     pub name: String,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// Its values and the optimizer's arrays, all of this shape, in order of name.
+    /// Its values and the optimizer's arrays, all of this shape, and PowerSGD's, whose `power_sgd_q` has a shape of its own; in
+    /// order of name.
     pub arrays: Vec<SavedArray>,
 }
 

@@ -31,6 +31,8 @@ struct Told {
     name: String,
     shape: Vec<usize>,
     what: String,
+    /// The array's shape, where it is another than the parameter's.
+    own_shape: Option<Vec<usize>>,
     entry: BoxEntry,
 }
 
@@ -79,7 +81,8 @@ impl Boxes {
                 model,
                 name: piece.info.name.clone(),
                 shape: piece.info.shape.clone(),
-                what: piece.what.into(),
+                what: piece.what.clone().into_owned(),
+                own_shape: (piece.shape != piece.info.shape).then(|| piece.shape.clone()),
                 entry: box_of(piece),
             };
             told.extend(engine.state_plan()?.into_iter().map(told_of));
@@ -179,8 +182,11 @@ pub(super) fn write(
         let parameters = &mut index.models[told.model].parameters;
         let parameter = parameters.entry(told.name).or_insert_with(|| ParameterEntry {
             shape: told.shape,
-            arrays: BTreeMap::new(),
+            ..ParameterEntry::default()
         });
+        if let Some(shape) = told.own_shape {
+            parameter.shapes.insert(told.what.clone(), shape);
+        }
         parameter.arrays.entry(told.what).or_default().push(told.entry);
     }
     let parameters = index.models.iter_mut().flat_map(|model| model.parameters.values_mut());

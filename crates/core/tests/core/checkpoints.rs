@@ -7,8 +7,8 @@ use candle_nn::{Linear, VarBuilder, linear};
 use sconce_collectives::Communicator;
 use sconce_core::checkpoint::{Checkpoints, LoadOptions};
 use sconce_core::{
-    Accelerator, AcceleratorBuilder, AdamW, DataLoader, DataParallel, LinearSchedule, Optimizer, ParameterSet,
-    PreparedLoader, Scheduler, ShardingStrategy, TensorDataset, Unit, Weights, ZeroStage, unit,
+    Accelerator, AcceleratorBuilder, AdamW, DataLoader, DataParallel, GradientCompression, LinearSchedule, Optimizer,
+    ParameterSet, PowerSgd, PreparedLoader, Scheduler, ShardingStrategy, TensorDataset, Unit, Weights, ZeroStage, unit,
 };
 use std::collections::BTreeMap;
 use std::fs;
@@ -471,4 +471,42 @@ fn a_folder_that_cannot_hold_checkpoints_is_told_before_training() {
         outcomes[0].contains("checkpoints cannot be written here"),
         "{outcomes:?}"
     );
+}
+
+#[test]
+fn gradients_that_power_sgd_compresses_go_on_as_if_the_run_had_not_stopped() {
+    let builder = || {
+        AcceleratorBuilder::default().gradient_compression(GradientCompression::PowerSgd(PowerSgd {
+            start_iteration: 1,
+            min_compression_rate: 0.1,
+            ..PowerSgd::default()
+        }))
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("here");
+    let whole = on_ranks(2, |communicator| {
+        let mut run = start(communicator, builder(), 5);
+        let seen = run.train(2, |acc, step| {
+            if step == 6 {
+                acc.save_state(&path).unwrap();
+            }
+        });
+        (seen[6..].to_vec(), run.values())
+    });
+    for world in [2, 3] {
+        let resumed = on_ranks(world, |communicator| {
+            let mut run = start(communicator, builder(), 5);
+            let loaded = run.acc.load_state(&path).unwrap();
+            assert!(loaded.missing.is_empty(), "{loaded:?}");
+            (run.train(1, |_, _| ()), run.values())
+        });
+        assert!(world != 2 || resumed == whole);
+    }
+    // Errors of one rank alone are not what training is owed.
+    let index = path.join("index.json");
+    let mut changed: serde_json::Value = serde_json::from_str(&fs::read_to_string(&index).unwrap()).unwrap();
+    let arrays = &mut changed["models"][0]["parameters"]["first.weight"]["arrays"];
+    arrays.as_object_mut().unwrap().remove("power_sgd_error.1").unwrap();
+    fs::write(&index, changed.to_string()).unwrap();
+    assert_refused(&path, &["first.weight has errors of PowerSGD of 1 ranks, expected 2"]);
 }

@@ -3,7 +3,7 @@
 use super::{Engine, Optimizer};
 use crate::device::Intent;
 use crate::parameter::{Home, Master, Parameter, chunk_of};
-use crate::{Elements, EngineState, Error, PlannedPiece, Result, StatePiece, StateSource};
+use crate::{Elements, EngineState, Error, ParameterInfo, PlannedPiece, Result, StatePiece, StateSource};
 use candle_core::DType;
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ impl Engine {
         let mut state = EngineState {
             gradient_order: self.gradients.order().into_iter().map(name).collect(),
             loss_scale: self.loss_scale_state(),
+            power_sgd: self.gradients.compression_state(),
             ..EngineState::default()
         };
         if let Some(Optimizer::Rule(stepper)) = &*self.optimizer() {
@@ -33,20 +34,18 @@ impl Engine {
     /// # Errors
     /// Those of `visit`, of candle, and of the disk for state that lies there.
     pub fn visit_state(&self, visit: &mut dyn FnMut(StatePiece<'_>) -> Result<()>) -> Result<()> {
-        if self.mesh.world.rank() >= self.mesh.shard.size() {
-            return Ok(());
+        if self.mesh.world.rank() < self.mesh.shard.size() {
+            let place = self.mesh.place();
+            let parameters = self.parameters.all();
+            for parameter in parameters.iter().filter(|parameter| parameter.has_its_values()) {
+                visit_value(parameter, place, visit)?;
+            }
+            if let Some(Optimizer::Rule(stepper)) = &mut *self.optimizer() {
+                self.gradients
+                    .with_layout(|buckets| stepper.visit(place.0, buckets, &parameters, visit))??;
+            }
         }
-        let place = self.mesh.place();
-        let parameters = self.parameters.all();
-        for parameter in parameters.iter().filter(|parameter| parameter.has_its_values()) {
-            visit_value(parameter, place, visit)?;
-        }
-        match &mut *self.optimizer() {
-            Some(Optimizer::Rule(stepper)) => self
-                .gradients
-                .with_layout(|buckets| stepper.visit(place.0, buckets, &parameters, visit))?,
-            _ => Ok(()),
-        }
+        self.gradients.visit_compression(visit)
     }
 
     /// Returns what [`Engine::visit_state`] would visit, in that order, without looking at any value.
@@ -55,14 +54,15 @@ impl Engine {
     /// [`Error::Order`] after a failed backward.
     pub fn state_plan(&self) -> Result<Vec<PlannedPiece>> {
         let (rank, world) = self.mesh.place();
-        let mut plan = Vec::new();
         if self.mesh.world.rank() >= self.mesh.shard.size() {
-            return Ok(plan);
+            return Ok(self.gradients.plan_compression());
         }
+        let mut plan = Vec::new();
         let parameters = self.parameters.all();
-        let piece = |parameter: &Parameter, what, elements: Range<usize>| PlannedPiece {
+        let piece = |parameter: &Parameter, what: &'static str, elements: Range<usize>| PlannedPiece {
             info: Arc::clone(&parameter.info),
-            what,
+            what: what.into(),
+            shape: parameter.info.shape.clone(),
             elements,
             dtype: match parameter.is_trained {
                 true => DType::F32,
@@ -80,6 +80,7 @@ impl Engine {
             let of_state = of_state.into_iter();
             plan.extend(of_state.map(|(number, what, elements)| piece(&parameters[number], what, elements)));
         }
+        plan.extend(self.gradients.plan_compression());
         Ok(plan)
     }
 
@@ -133,6 +134,9 @@ impl Engine {
                     .with_layout(|buckets| stepper.restore(buckets, &parameters, &mut reading))??;
             }
         }
+        if let Some(saved) = &state.power_sgd {
+            self.gradients.restore_compression(saved, &mut reading)?;
+        }
         if let Some(scale) = state.loss_scale {
             self.restore_loss_scale(scale)?;
         }
@@ -148,7 +152,7 @@ impl Engine {
             Home::Tensor | Home::Beside(_) | Home::Unbuilt => 0..count,
         };
         let mut values = vec![0.0; elements.len()];
-        if reading.fill(parameter, StatePiece::VALUE, elements, &mut values)? {
+        if reading.fill(&parameter.info, StatePiece::VALUE, elements, &mut values)? {
             parameter.assign_held(&values)?;
         }
         Ok(())
@@ -165,15 +169,15 @@ impl Reading<'_> {
     /// Fills `values` if the source has them.
     pub(crate) fn fill(
         &mut self,
-        parameter: &Parameter,
+        info: &ParameterInfo,
         what: &str,
         elements: Range<usize>,
         values: &mut [f32],
     ) -> Result<bool> {
-        let name = &parameter.info.name;
+        let name = &info.name;
         let is_there = self
             .source
-            .read(&parameter.info, what, elements, values)
+            .read(info, what, elements, values)
             .map_err(|source| Error::Restore {
                 name: name.clone(),
                 what: what.into(),
@@ -208,6 +212,7 @@ fn visit_value(
         visit(StatePiece {
             info: &parameter.info,
             what: StatePiece::VALUE,
+            shape: &parameter.info.shape,
             elements: elements.clone(),
             values,
         })

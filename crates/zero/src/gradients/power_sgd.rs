@@ -18,13 +18,15 @@ use std::sync::Arc;
 
 use super::Reduction;
 
+mod checkpoint;
+
 /// Columns of a matrix whose sums over rows one task adds up.
 const BLOCK_COLUMNS: usize = 256;
 
 /// Settings of PowerSGD; the defaults are those of PyTorch's hook.
 ///
-/// Checkpoints keep nothing of it: a run that is resumed begins again with plain averages, and does not come to the bits of
-/// one that did not stop.
+/// Checkpoints keep what lies between steps, so that a run goes on with the bits of one that did not stop; on another number
+/// of ranks it goes on with the mean of what ranks owe each other (see [`PowerSgd::use_error_feedback`]).
 #[derive(Debug, Clone, PartialEq)]
 pub struct PowerSgd {
     /// Columns of the thin matrices: more are nearer to the gradient and more to send.
@@ -34,6 +36,10 @@ pub struct PowerSgd {
     /// A matrix is compressed if that makes it at least this many times smaller.
     pub min_compression_rate: f64,
     /// Adds what a step left out to the next one. Without it training may not converge.
+    ///
+    /// With gradients g and errors e of W ranks a step applies `a = P Qᵀ` and keeps `e' = g + e - a` on each rank: so
+    /// `a + mean(e') = mean(g) + mean(e)`, and the mean of the errors is what training is still owed. A checkpoint that is
+    /// loaded on W' ranks gives that mean E to each of them, and their mean is E again: nothing is lost, and nothing comes twice.
     pub use_error_feedback: bool,
     /// Begins with the matrices of the step before instead of random ones.
     pub warm_start: bool,
@@ -80,7 +86,7 @@ struct Matrix {
     slot: usize,
     rows: usize,
     columns: usize,
-    /// Row after row, what was left out of the last step; empty without error feedback.
+    /// Row after row, what was left out of the last step; empty without error feedback, and before compression begins.
     error: Vec<f32>,
     /// [columns, rank], row after row.
     q: Vec<f32>,
@@ -100,17 +106,13 @@ impl Compression {
                 plain.push(slot);
                 continue;
             }
-            let mut matrix = Matrix {
+            matrices.push(Matrix {
                 slot,
                 rows,
                 columns,
                 error: Vec::new(),
                 q: Vec::new(),
-            };
-            if settings.use_error_feedback {
-                matrix.error = vec![0.0; elements];
-            }
-            matrices.push(matrix);
+            });
         }
         Self {
             settings: settings.clone(),
@@ -148,6 +150,9 @@ impl Compression {
         let (mut all_p, mut all_q) = (Vec::new(), Vec::new());
         for matrix in &mut self.matrices {
             let mut original = self.layout.read(matrix.slot, gradients);
+            if self.settings.use_error_feedback && matrix.error.is_empty() {
+                matrix.error = vec![0.0; original.len()];
+            }
             original
                 .iter_mut()
                 .zip(&matrix.error)

@@ -42,6 +42,7 @@ impl Stepper {
                     visit(StatePiece {
                         info: &parameter.info,
                         what,
+                        shape: &parameter.info.shape,
                         elements: elements.clone(),
                         values: Elements::F32(&array[segment.place()]),
                     })?;
@@ -108,11 +109,11 @@ impl Stepper {
                     continue;
                 }
                 for (what, array) in names.iter().zip(arrays.iter_mut()) {
-                    reading.fill(parameter, what, elements.clone(), &mut array[segment.place()])?;
+                    reading.fill(&parameter.info, what, elements.clone(), &mut array[segment.place()])?;
                 }
                 if let Some(masters) = masters.as_deref_mut() {
                     let masters = &mut masters[segment.place()];
-                    if reading.fill(parameter, StatePiece::VALUE, elements.clone(), masters)? {
+                    if reading.fill(&parameter.info, StatePiece::VALUE, elements.clone(), masters)? {
                         segment.copy_masters(buckets, parameters, masters)?;
                     }
                 }

@@ -16,7 +16,7 @@
 //! | gathers run ahead by a trace, when the mode says, within limits; nothing stays after a step | `events`, `gathering`, `interleaving`, `trace` |
 //! | delays of any rank change nothing | `events` |
 //! | parameters that the engine can only copy come to the same bits; using a released one is an error | `emulated_device`, `units`, `frozen`, `interleaving` |
-//! | what any strategy saved on any world, any other restores, bit for bit | `saving` |
+//! | what any strategy saved on any world, any other restores, bit for bit | `saving`; what compression keeps: `power_sgd_saving` |
 //! | ranks with fewer inputs than others end together, with the mean of those that have some | `uneven` |
 
 mod accumulation;
@@ -42,6 +42,7 @@ mod padding;
 mod parameter_groups;
 mod parity;
 mod power_sgd;
+mod power_sgd_saving;
 mod precision;
 mod recomputing;
 mod replicas;

@@ -5,11 +5,11 @@ use candle_core::{DType, Device, Tensor};
 use sconce_collectives::single;
 use sconce_zero::{DataParallel, Engine, EngineOptions, PowerSgd, ShardingStrategy, Weights, ZeroStage};
 
-const ROWS: usize = 12;
-const COLUMNS: usize = 9;
+pub(super) const ROWS: usize = 12;
+pub(super) const COLUMNS: usize = 9;
 
 /// What a rank's gradient is in every step: of full rank, and another on every rank.
-fn target(rank: usize) -> Tensor {
+pub(super) fn target(rank: usize) -> Tensor {
     let value = |i: usize| (((i * 7 + rank * 31) % 23) as f32 * 0.37).sin();
     Tensor::from_vec(
         (0..ROWS * COLUMNS).map(value).collect::<Vec<_>>(),
@@ -79,7 +79,7 @@ fn relative_deviation(found: &[f32], world: usize, steps: usize) -> f32 {
     far.fold(0.0, f32::max) / largest
 }
 
-fn settings(matrix_rank: usize) -> PowerSgd {
+pub(super) fn settings(matrix_rank: usize) -> PowerSgd {
     PowerSgd {
         matrix_rank,
         start_iteration: 0,

@@ -19,8 +19,8 @@ const STEPS: usize = 3;
 
 /// Whole arrays by parameter and name.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Saved {
-    arrays: BTreeMap<(String, String), Vec<u32>>,
+pub(super) struct Saved {
+    pub(super) arrays: BTreeMap<(String, String), Vec<u32>>,
 }
 
 impl StateSource for Saved {
@@ -40,10 +40,10 @@ impl StateSource for Saved {
     }
 }
 
-type Pieces = Mutex<BTreeMap<(String, String), Vec<Option<u32>>>>;
+pub(super) type Pieces = Mutex<BTreeMap<(String, String), Vec<Option<u32>>>>;
 
 /// Puts this rank's pieces where they belong; every element must come once.
-fn save(engine: &Engine, pieces: &Pieces) -> EngineState {
+pub(super) fn save(engine: &Engine, pieces: &Pieces) -> EngineState {
     engine
         .visit_state(&mut |piece| {
             let values: Vec<f32> = match piece.values {
@@ -52,7 +52,7 @@ fn save(engine: &Engine, pieces: &Pieces) -> EngineState {
                 Elements::F16(values) => values.iter().map(|value| value.to_f32()).collect(),
             };
             let mut pieces = pieces.lock().unwrap();
-            let whole = || vec![None; piece.info.elements()];
+            let whole = || vec![None; piece.shape.iter().product()];
             let array = pieces
                 .entry((piece.info.name.clone(), piece.what.into()))
                 .or_insert_with(whole);
@@ -72,7 +72,7 @@ fn save(engine: &Engine, pieces: &Pieces) -> EngineState {
     engine.state()
 }
 
-fn whole(pieces: Pieces) -> Saved {
+pub(super) fn whole(pieces: Pieces) -> Saved {
     let all = pieces.into_inner().unwrap().into_iter();
     let whole = all.map(|(key, array)| {
         (
