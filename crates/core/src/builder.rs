@@ -1,5 +1,6 @@
 //! Making an accelerator: what the program says is collected here; [`settings`](crate::settings) adds the rest.
 
+use crate::checkpoint::FolderLock;
 use crate::deepspeed::{DeepSpeedConfig, MixedPrecision};
 use crate::environment as variable;
 use crate::fp8::Fp8Recipe;
@@ -302,12 +303,14 @@ impl AcceleratorBuilder {
                 (std::sync::Arc::clone(&connection.communicator), Some(connection))
             }
         };
-        if let Some(checkpoints) = &settings.checkpoints {
+        let lock = match &settings.checkpoints {
             // Hours of training should not end with the first save.
-            crate::together::on_main(&*communicator, || {
-                crate::checkpoint::check_writable(&checkpoints.folder)
-            })?;
-        }
+            Some(checkpoints) => crate::together::on_main(&*communicator, || {
+                crate::checkpoint::check_writable(&checkpoints.folder)?;
+                FolderLock::take(&checkpoints.folder)
+            })?,
+            None => None,
+        };
         if world.is_main() {
             tell(&settings, &device);
         }
@@ -317,9 +320,11 @@ impl AcceleratorBuilder {
         };
         let engine = Engine::new(communicator, options)?;
         let seed = self.seed.unwrap_or(0);
-        Ok(Box::new(ManagedAccelerator::new(
-            world, connection, engine, device, seed, settings,
-        )))
+        let accelerator = ManagedAccelerator::new(world, connection, engine, device, seed, settings);
+        if let Some(lock) = lock {
+            accelerator.registry().keep(lock);
+        }
+        Ok(Box::new(accelerator))
     }
 
     /// Returns what a run on `world_size` ranks would be in an environment; joins nobody and makes nothing.

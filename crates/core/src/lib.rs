@@ -64,7 +64,7 @@ pub mod trackers;
 
 pub use accelerator::Accelerator;
 pub use builder::{AcceleratorBuilder, accelerator};
-pub use checkpoint::{Checkpoint, CheckpointError, Checkpoints, LoadOptions, Loaded, Stateful};
+pub use checkpoint::{Checkpoint, CheckpointError, Checkpoints, HookHandle, LoadOptions, Loaded, Stateful};
 pub use chrome_trace::{ChromeTrace, Profile};
 pub use data::{DataLoader, Dataset, IterableDataset, PreparedLoader, TensorDataset};
 pub use device::DeviceRequest;

@@ -46,6 +46,18 @@ pub enum CheckpointError {
         /// What is not there, and what is.
         reason: String,
     },
+    /// A hook of the program's failed.
+    #[error("checkpoint, {}: {what}, hook {number}: {source}", path.display())]
+    Hook {
+        /// The folder that it was given.
+        path: PathBuf,
+        /// When it was called.
+        what: &'static str,
+        /// Its number among those registered, from 0.
+        number: usize,
+        /// Its own error.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The checkpoint is of another model.
     #[error("checkpoint, {}: it is of another model: {}", path.display(), differences.join("; "))]
     AnotherModel {

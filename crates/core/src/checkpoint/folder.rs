@@ -5,6 +5,7 @@
 //! | `checkpoint_N` | a complete checkpoint: it got this name when everything in it was on disk |
 //! | `.checkpoint_N.partial` | one being written, or what is left of one |
 //! | `.checkpoint_N.old` | one being deleted |
+//! | `.lock` | locked by the run that keeps its checkpoints here ([`folder_lock`](super::folder_lock)) |
 //! | `latest` | the name of the newest, for people and scripts; nothing here trusts it |
 
 use super::error::CheckpointError;
@@ -16,8 +17,53 @@ use std::path::{Path, PathBuf};
 
 const PREFIX: &str = "checkpoint_";
 
-/// Makes the folder into which the checkpoint to be called `target` is written; what another attempt left is removed.
-pub(super) fn begin(target: &Path) -> Result<PathBuf, CheckpointError> {
+/// A folder that is to become a checkpoint.
+#[derive(Debug)]
+pub(super) struct Draft {
+    pub(super) path: PathBuf,
+    pub(super) target: PathBuf,
+    /// Whether it goes with this: on the rank that answers for the folder, until it has its name.
+    is_to_be_removed: bool,
+}
+
+impl Draft {
+    /// Makes the folder into which the checkpoint to be called `target` is written; what another attempt left is removed.
+    pub(super) fn begin(target: PathBuf) -> Result<Self, CheckpointError> {
+        Ok(Self {
+            path: begin(&target)?,
+            target,
+            is_to_be_removed: true,
+        })
+    }
+
+    /// Names the folder on a rank that does not answer for it.
+    pub(super) fn of_others(target: PathBuf) -> Self {
+        Self {
+            path: partial(&target),
+            target,
+            is_to_be_removed: false,
+        }
+    }
+
+    /// Gives the folder its name, when all of it is on disk.
+    pub(super) fn publish(&mut self) -> Result<(), CheckpointError> {
+        sync_all(&self.path)?;
+        publish(&self.path, &self.target)?;
+        self.is_to_be_removed = false;
+        Ok(())
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if self.is_to_be_removed {
+            // A disk may be full because of it. The failure that is told is the first.
+            let _ = remove(&self.path);
+        }
+    }
+}
+
+fn begin(target: &Path) -> Result<PathBuf, CheckpointError> {
     if target.exists() {
         let reason = "it exists already; a checkpoint is never overwritten: name another folder, or remove it";
         return Err(CheckpointError::unusable(target, reason));
@@ -43,7 +89,7 @@ pub(crate) fn check_writable(folder: &Path) -> Result<(), CheckpointError> {
 }
 
 /// Returns where the checkpoint to be called `target` is written.
-pub(super) fn partial(target: &Path) -> PathBuf {
+fn partial(target: &Path) -> PathBuf {
     beside(target, "partial")
 }
 
@@ -56,9 +102,24 @@ pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CheckpointErro
     written.map_err(|error| CheckpointError::unusable(path, error))
 }
 
+/// Returns when all that lies in a folder is on disk: also what hooks wrote, who may have left it to the system.
+fn sync_all(folder: &Path) -> Result<(), CheckpointError> {
+    let refuse = |error| CheckpointError::unusable(folder, error);
+    for entry in fs::read_dir(folder).map_err(refuse)? {
+        let entry = entry.map_err(refuse)?;
+        let (path, kind) = (entry.path(), entry.file_type().map_err(refuse)?);
+        if kind.is_dir() {
+            sync_all(&path)?;
+        } else if kind.is_file() {
+            let synced = File::open(&path).and_then(|file| file.sync_all());
+            synced.map_err(|error| CheckpointError::unusable(&path, error))?;
+        }
+    }
+    sync_folder(folder)
+}
+
 /// Gives a checkpoint, all of whose files are on disk, its name.
-pub(super) fn publish(partial: &Path, target: &Path) -> Result<(), CheckpointError> {
-    sync_folder(partial)?;
+fn publish(partial: &Path, target: &Path) -> Result<(), CheckpointError> {
     fs::rename(partial, target).map_err(|error| CheckpointError::unusable(target, error))?;
     let parent = parent(target);
     sync_folder(parent)?;

@@ -5,12 +5,20 @@ use sconce_zero::{EngineState, PowerSgdState, StatePiece};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
 use std::path::Path;
 
 /// Marks a file as one of ours.
 const FORMAT: &str = "sconce checkpoint";
 /// Raised when what is written can no longer be read by older programs.
 const VERSION: u64 = 1;
+/// How the file begins; the hash, blake3 in hexadecimal digits, and [`HASHED`] follow.
+const BEGINNING: &str = "{\n  \"blake3\": \"";
+/// What is between the hash and the text that it is of.
+const HASHED: &str = "\",\n";
+/// Longest index that is read.
+const MOST_BYTES: u64 = 1 << 30;
 /// Most steps that are believed.
 const MOST_STEPS: u64 = 1 << 53;
 /// Bytes of an array's box that one hash is of.
@@ -102,11 +110,26 @@ impl Index {
         }
     }
 
+    /// Writes the index into `folder`, where it is on disk when this returns.
+    pub(super) fn write(&self, folder: &Path) -> Result<(), CheckpointError> {
+        let path = folder.join("index.json");
+        let refuse = |error: &dyn std::fmt::Display| CheckpointError::unusable(&path, error);
+        let text = serde_json::to_string_pretty(self).map_err(|error| refuse(&error))?;
+        let rest = text.strip_prefix("{\n").expect("an object with fields begins so");
+        let text = format!("{BEGINNING}{}{HASHED}{rest}", blake3::hash(rest.as_bytes()));
+        // A hook may have taken the name.
+        let written = File::create_new(&path).and_then(|mut file| {
+            file.write_all(text.as_bytes())?;
+            file.sync_all()
+        });
+        written.map_err(|error| refuse(&error))
+    }
+
     /// Reads and checks the index of the checkpoint in `folder`, and the lengths of its files.
     pub(super) fn read(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join("index.json");
         let refuse = |reason: String| CheckpointError::unusable(&path, reason);
-        let text = std::fs::read_to_string(&path).map_err(|error| refuse(error.to_string()))?;
+        let text = read_text(&path).map_err(refuse)?;
         let value: Value = serde_json::from_str(&text).map_err(|error| refuse(format!("not whole: {error}")))?;
         if value["format"] != FORMAT {
             return Err(refuse("it is not the index of a Sconce checkpoint".into()));
@@ -119,6 +142,13 @@ impl Index {
             }
             Some(_) => {}
             None => return Err(refuse("it has no version".into())),
+        }
+        if value.get("blake3").is_some() && !has_its_hash(&text) {
+            return Err(refuse(
+                "its contents are not what was written: it is damaged, load another checkpoint (if it was edited on purpose, \
+                 remove the line \"blake3\")"
+                    .into(),
+            ));
         }
         let index: Self = serde_json::from_value(value).map_err(|error| refuse(error.to_string()))?;
         index.check(folder).map_err(refuse)?;
@@ -183,6 +213,27 @@ impl Index {
         }
         Ok(())
     }
+}
+
+/// Reads a file of text, and nothing that would keep waiting who opens it, or never end.
+fn read_text(path: &Path) -> Result<String, String> {
+    let found = std::fs::metadata(path).map_err(|error| error.to_string())?;
+    if !found.is_file() {
+        return Err("it is not a file".into());
+    }
+    if found.len() > MOST_BYTES {
+        return Err(format!("it has {} bytes, expected {MOST_BYTES} at most", found.len()));
+    }
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| file.take(MOST_BYTES).read_to_string(&mut text));
+    read.map_err(|error| error.to_string())?;
+    Ok(text)
+}
+
+/// Says whether a text begins with the hash of its rest.
+fn has_its_hash(text: &str) -> bool {
+    let hashed = text.strip_prefix(BEGINNING).and_then(|text| text.split_once(HASHED));
+    hashed.is_some_and(|(hash, rest)| blake3::hash(rest.as_bytes()).to_hex().as_str() == hash)
 }
 
 /// Says whether a name is that of a file in the folder itself.

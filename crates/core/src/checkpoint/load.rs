@@ -89,6 +89,9 @@ pub(super) fn load(accelerator: &dyn Accelerator, folder: &Path, options: &LoadO
         return Err(CheckpointError::AnotherModel { path, differences }.into());
     }
     missing.extend(differences);
+    if !options.weights_only {
+        registry.before_loading.run(group, "before loading", &path)?;
+    }
     for (engine, entry) in engines.iter().zip(&index.models) {
         let nothing = EngineState::default();
         let state = if options.weights_only { &nothing } else { &entry.state };

@@ -17,13 +17,16 @@
 //!
 //! Nothing that is read can execute anything, and nothing is believed unchecked: lengths, ranges, names and versions of a
 //! damaged or hostile checkpoint are errors that name the file and the tensor, before anything is changed, but for hashes,
-//! which are compared while values are read: a mismatch ends the run.
+//! which are compared while values are read: a mismatch ends the run. The index begins with a hash of its own text. Files in
+//! the folder that the index does not name are the program's, as its hooks wrote them.
 
 mod array_file;
 mod background;
 mod differences;
 mod error;
 mod folder;
+mod folder_lock;
+mod hooks;
 mod index;
 mod load;
 mod opened;
@@ -35,6 +38,8 @@ pub use background::Background;
 pub use differences::{Difference, DifferenceKind};
 pub use error::CheckpointError;
 pub(crate) use folder::check_writable;
+pub(crate) use folder_lock::FolderLock;
+pub use hooks::HookHandle;
 pub use load::{LoadOptions, Loaded};
 pub use opened::{Checkpoint, SavedArray, SavedModel, SavedTensor, Verified};
 pub use registry::{Registry, Stateful};
@@ -65,6 +70,31 @@ impl<'a> dyn Accelerator + 'a {
         self.registry().add(name, object)
     }
 
+    /// Has `hook` called before each save, on every rank, with the folder that is being written: what it puts there is part
+    /// of the checkpoint, appears and is pruned with it. On all ranks alike; hooks are called in their order, in the thread that
+    /// saves, also where the rest is written in the background. Ranks of one host share the folder: a file of a rank's own
+    /// needs a name of its own, and names that begin with `rank-` and `index.json` are the checkpoint's.
+    ///
+    /// A hook that fails on any rank fails the save on all of them, with the first such rank's reason on rank 0, and nothing
+    /// is published.
+    pub fn register_save_state_pre_hook(
+        &self,
+        hook: impl Fn(&Path) -> Result<(), Box<dyn std::error::Error + Send + Sync>> + Send + Sync + 'static,
+    ) -> HookHandle {
+        self.registry().before_saving.add(hook)
+    }
+
+    /// Has `hook` called before each load, on every rank, with the folder of the checkpoint, which fits the model: before
+    /// anything of the run is changed. On all ranks alike. It is not called where weights alone are loaded.
+    ///
+    /// A hook that fails on any rank fails the load on all of them.
+    pub fn register_load_state_pre_hook(
+        &self,
+        hook: impl Fn(&Path) -> Result<(), Box<dyn std::error::Error + Send + Sync>> + Send + Sync + 'static,
+    ) -> HookHandle {
+        self.registry().before_loading.add(hook)
+    }
+
     /// Saves the state of the run to a new folder, and returns when it is on disk; called by all ranks.
     ///
     /// # Errors
@@ -93,7 +123,7 @@ impl<'a> dyn Accelerator + 'a {
     pub fn save_checkpoint_in_background(&self) -> Result<PathBuf> {
         self.finish_saving()?;
         let (target, limit) = self.next_checkpoint()?;
-        let state = State::of(self, target.clone(), limit)?;
+        let state = State::begin(self, target.clone(), limit)?;
         self.background().start(&**self.communicator(), state)?;
         Ok(target)
     }
@@ -140,7 +170,7 @@ impl<'a> dyn Accelerator + 'a {
     }
 
     fn save_to(&self, target: PathBuf, limit: Option<usize>) -> Result<PathBuf> {
-        let State { facts, boxes, engines } = State::of(self, target, limit)?;
+        let State { facts, boxes, engines } = State::begin(self, target, limit)?;
         save::write(&**self.communicator(), facts, boxes, |boxes, take| {
             boxes.for_each(&engines, take)
         })

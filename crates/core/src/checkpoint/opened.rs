@@ -133,7 +133,7 @@ impl Checkpoint {
     /// Reads all arrays and compares the hash of every mebibyte; stops at the first damage, unless `all` are asked for. Holds one
     /// mebibyte at a time.
     ///
-    /// The index has no hash of its own: what it says is checked for sense when it is read.
+    /// The index is compared with its hash when it is read.
     pub fn verify(&mut self, all: bool) -> Verified {
         let mut verified = Verified {
             bytes: 0,

@@ -1,5 +1,7 @@
 //! What belongs to a checkpoint of one loop: its models, and whatever else has a state.
 
+use super::folder_lock::FolderLock;
+use super::hooks::Hooks;
 use crate::{Error, Result};
 use sconce_zero::Engine;
 use serde::Serialize;
@@ -41,12 +43,16 @@ impl<T: Serialize + DeserializeOwned + Send> Stateful for Mutex<T> {
 #[derive(Default)]
 pub struct Registry {
     entries: Mutex<Entries>,
+    pub(super) before_saving: Hooks,
+    pub(super) before_loading: Hooks,
 }
 
 #[derive(Default)]
 struct Entries {
     engines: Vec<Arc<Engine>>,
     objects: Vec<(String, Arc<dyn Stateful>)>,
+    /// That of the folder of numbered checkpoints, on rank 0.
+    lock: Option<FolderLock>,
 }
 
 impl std::fmt::Debug for Registry {
@@ -84,6 +90,11 @@ impl Registry {
         }
         entries.objects.push((name.into(), object));
         Ok(())
+    }
+
+    /// Keeps a folder locked as long as the loop's accelerators live.
+    pub(crate) fn keep(&self, lock: FolderLock) {
+        self.lock().lock = Some(lock);
     }
 
     pub(super) fn engines(&self) -> Vec<Arc<Engine>> {

@@ -2,7 +2,7 @@
 
 use super::array_file::{ArrayWriter, bytes_of};
 use super::error::CheckpointError;
-use super::folder;
+use super::folder::{self, Draft};
 use super::index::{BoxEntry, Index, ModelEntry, ParameterEntry};
 use crate::objects::gather_objects_on_main;
 use crate::together::{on_main, together};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// Everything of a checkpoint that is not in arrays, as rank 0 knows it.
 pub(super) struct Facts {
-    pub(super) target: PathBuf,
+    pub(super) draft: Draft,
     /// How many checkpoints the folder keeps; `None` leaves older ones alone.
     pub(super) limit: Option<usize>,
     pub(super) index: Index,
@@ -44,11 +44,15 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Asks everything that belongs to a checkpoint; called by all ranks.
-    pub(super) fn of(accelerator: &dyn Accelerator, target: PathBuf, limit: Option<usize>) -> Result<Self> {
-        let engines = accelerator.registry().engines();
+    /// Begins the folder, lets hooks write into it, and asks everything that belongs to a checkpoint; called by all ranks.
+    pub(super) fn begin(accelerator: &dyn Accelerator, target: PathBuf, limit: Option<usize>) -> Result<Self> {
+        let (group, registry) = (&**accelerator.communicator(), accelerator.registry());
+        let begun = on_main(group, || Draft::begin(target.clone()))?;
+        let draft = begun.unwrap_or_else(|| Draft::of_others(target));
+        registry.before_saving.run(group, "before saving", &draft.path)?;
+        let engines = registry.engines();
         Ok(Self {
-            facts: facts(accelerator, &engines, target, limit)?,
+            facts: facts(accelerator, &engines, draft, limit)?,
             boxes: Boxes::plan(&engines, accelerator.world().rank)?,
             engines,
         })
@@ -162,19 +166,12 @@ pub(super) fn write(
     fill: impl FnOnce(&Boxes, &mut dyn FnMut(usize, &[u8]) -> Result<(), CheckpointError>) -> Result<()>,
 ) -> Result<PathBuf> {
     let Facts {
-        target,
+        mut draft,
         limit,
         mut index,
     } = facts;
-    let begun = on_main(group, || folder::begin(&target))?;
-    let partial = begun.unwrap_or_else(|| folder::partial(&target));
-    let written = boxes.write(&partial.join(file_name(group.rank())), fill);
-    let length = together(group, written).inspect_err(|_| {
-        if group.rank() == 0 {
-            // A disk may be full because of it. The failure that is told is the first.
-            let _ = folder::remove(&partial);
-        }
-    })?;
+    let written = boxes.write(&draft.path.join(file_name(group.rank())), fill);
+    let length = together(group, written)?;
     index.files = gather_objects_on_main(group, &[(file_name(group.rank()), length)])?
         .into_iter()
         .collect();
@@ -192,28 +189,21 @@ pub(super) fn write(
     let parameters = index.models.iter_mut().flat_map(|model| model.parameters.values_mut());
     let arrays = parameters.flat_map(|parameter| parameter.arrays.values_mut());
     arrays.for_each(|boxes| boxes.sort_by_key(|one| one.start));
-    on_main(group, || publish(&index, &partial, &target, limit))?;
-    Ok(target)
+    on_main(group, || publish(&index, &mut draft, limit))?;
+    Ok(draft.target.clone())
 }
 
-fn publish(index: &Index, partial: &Path, target: &Path, limit: Option<usize>) -> Result<(), CheckpointError> {
-    let path = partial.join("index.json");
-    let text = serde_json::to_string_pretty(index).map_err(|error| CheckpointError::unusable(&path, error))?;
-    folder::write_file(&path, text.as_bytes())?;
-    folder::publish(partial, target)?;
-    match (limit, target.parent()) {
+fn publish(index: &Index, draft: &mut Draft, limit: Option<usize>) -> Result<(), CheckpointError> {
+    index.write(&draft.path)?;
+    draft.publish()?;
+    match (limit, draft.target.parent()) {
         (Some(limit), Some(parent)) => folder::prune(parent, limit),
         _ => Ok(()),
     }
 }
 
 /// Returns what rank 0 writes besides arrays; called by all ranks, which tell it what is their own.
-fn facts(
-    accelerator: &dyn Accelerator,
-    engines: &[Arc<Engine>],
-    target: PathBuf,
-    limit: Option<usize>,
-) -> Result<Facts> {
+fn facts(accelerator: &dyn Accelerator, engines: &[Arc<Engine>], draft: Draft, limit: Option<usize>) -> Result<Facts> {
     let group = &**accelerator.communicator();
     let mut index = Index::new(group.size());
     index.models = engines.iter().map(|engine| ModelEntry::of(engine.state())).collect();
@@ -233,5 +223,5 @@ fn facts(
     )]);
     index.ranks = gather_objects_on_main(group, &[own])?;
     index.settings = accelerator.settings().in_words();
-    Ok(Facts { target, limit, index })
+    Ok(Facts { draft, limit, index })
 }

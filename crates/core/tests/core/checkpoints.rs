@@ -248,12 +248,20 @@ fn indexes_that_are_damaged_foreign_newer_or_hostile_are_refused() {
     let path = save(folder.path());
     let index = path.join("index.json");
     let text = fs::read_to_string(&index).unwrap();
+    fs::write(&index, &text[..text.len() / 2]).unwrap();
+    assert_refused(&path, &["index.json: not whole"]);
+    let (hash, rest) = text.split_once("\",\n").unwrap();
+    assert!(hash.starts_with("{\n  \"blake3\": \""), "{hash}");
+    fs::write(&index, text.replacen("\"draws\": ", "\"draws\": 1", 1)).unwrap();
+    assert_refused(&path, &["index.json: its contents are not what was written"]);
+    fs::write(&index, text.replacen(": \"", ": \"0", 1)).unwrap();
+    assert_refused(&path, &["index.json: its contents are not what was written"]);
+    // As older programs wrote it, and hostile ones may.
+    let text = format!("{{\n{rest}");
     let changed = |from: &str, to: &str| {
         assert!(text.contains(from), "{from}");
         fs::write(&index, text.replacen(from, to, 1)).unwrap();
     };
-    fs::write(&index, &text[..text.len() / 2]).unwrap();
-    assert_refused(&path, &["index.json: not whole"]);
     fs::write(&index, "{\"format\": \"pt\"}").unwrap();
     assert_refused(&path, &["it is not the index of a Sconce checkpoint"]);
     changed("\"version\": 1", "\"version\": 2");
@@ -266,6 +274,11 @@ fn indexes_that_are_damaged_foreign_newer_or_hostile_are_refused() {
     assert_refused(&path, &["out of turn"]);
     changed("\"shape\": [", "\"shape\": [9223372036854775807, 9223372036854775807,");
     assert_refused(&path, &["is too large"]);
+    changed("\"version\": 1", "\"version\": 1");
+    on_ranks(2, |communicator| {
+        let run = start(communicator, AcceleratorBuilder::default(), 5);
+        run.acc.load_state(&path).unwrap();
+    });
 }
 
 #[test]
@@ -335,7 +348,7 @@ fn numbered_checkpoints_are_pruned_when_the_next_is_there_and_the_newest_whole_o
         names.sort();
         names
     };
-    assert_eq!(names(), ["checkpoint_2", "checkpoint_3", "latest"]);
+    assert_eq!(names(), [".lock", "checkpoint_2", "checkpoint_3", "latest"]);
     assert_eq!(
         fs::read_to_string(checkpoints.folder.join("latest")).unwrap(),
         "checkpoint_3"
@@ -379,7 +392,7 @@ fn a_rank_that_cannot_write_fails_all_and_a_failure_in_the_background_is_told_by
         );
         run.acc
             .together(if run.acc.is_main_process() {
-                fs::remove_dir(&numbered).and_then(|()| fs::write(&numbered, "in the way"))
+                fs::remove_dir_all(&numbered).and_then(|()| fs::write(&numbered, "in the way"))
             } else {
                 Ok(())
             })
@@ -420,12 +433,19 @@ fn several_models_are_saved_together() {
     assert!(found.iter().all(|found| *found == values[0]));
 }
 
+/// Reads an index as one whose hash does not stand in the way of changing it.
+fn without_hash(index: &Path) -> serde_json::Value {
+    let mut value: serde_json::Value = serde_json::from_str(&fs::read_to_string(index).unwrap()).unwrap();
+    value.as_object_mut().unwrap().remove("blake3").unwrap();
+    value
+}
+
 #[test]
 fn an_index_that_lacks_a_part_of_what_was_saved_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = save(folder.path());
     let index = path.join("index.json");
-    let whole: serde_json::Value = serde_json::from_str(&fs::read_to_string(&index).unwrap()).unwrap();
+    let whole = without_hash(&index);
     let refused = |part: &str, change: fn(&mut serde_json::Value)| {
         let mut changed = whole.clone();
         change(&mut changed["models"][0]);
@@ -504,9 +524,169 @@ fn gradients_that_power_sgd_compresses_go_on_as_if_the_run_had_not_stopped() {
     }
     // Errors of one rank alone are not what training is owed.
     let index = path.join("index.json");
-    let mut changed: serde_json::Value = serde_json::from_str(&fs::read_to_string(&index).unwrap()).unwrap();
+    let mut changed = without_hash(&index);
     let arrays = &mut changed["models"][0]["parameters"]["first.weight"]["arrays"];
     arrays.as_object_mut().unwrap().remove("power_sgd_error.1").unwrap();
     fs::write(&index, changed.to_string()).unwrap();
     assert_refused(&path, &["first.weight has errors of PowerSGD of 1 ranks, expected 2"]);
+}
+
+#[test]
+fn pipes_and_devices_in_the_place_of_files_are_refused_and_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = save(folder.path());
+    for name in ["rank-00001.safetensors", "index.json"] {
+        let file = path.join(name);
+        fs::remove_file(&file).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &file,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        assert_refused(&path, &[name, "is not a file"]);
+        fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &file).unwrap();
+        assert_refused(&path, &[name, "is not a file"]);
+    }
+}
+
+#[test]
+fn one_folder_keeps_the_checkpoints_of_one_run_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints {
+        folder: folder.path().into(),
+        total_limit: None,
+    };
+    let builder = || AcceleratorBuilder::default().checkpoints(checkpoints.clone());
+    let first = build(builder());
+    let of_first = first.for_another_model(ParameterSet::none()).unwrap();
+    drop(first);
+    let refused = builder().build_with(|_| None).unwrap_err().to_string();
+    let parts = [
+        "another run keeps its checkpoints here",
+        &format!("process {}", std::process::id()),
+        "name another folder",
+    ];
+    assert!(parts.iter().all(|part| refused.contains(part)), "{refused}");
+    drop(of_first);
+    build(builder()).save_checkpoint().unwrap();
+}
+
+/// What a test's hook fails with, where it does.
+fn fails_on(rank: usize, own: usize) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    if rank == own { Err("out of luck".into()) } else { Ok(()) }
+}
+
+#[test]
+fn hooks_add_files_to_checkpoints_and_read_them_on_every_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints {
+        folder: folder.path().join("checkpoints"),
+        total_limit: Some(2),
+    };
+    let builder = || AcceleratorBuilder::default().checkpoints(checkpoints.clone());
+    on_ranks(2, |communicator| {
+        let mut run = start(communicator, builder(), 5);
+        run.train(1, |_, _| ());
+        let rank = run.acc.world().rank;
+        let _kept = run.acc.register_save_state_pre_hook(move |folder| {
+            assert!(folder.to_string_lossy().contains(".partial"), "not published yet");
+            fs::create_dir_all(folder.join("own"))?;
+            Ok(fs::write(folder.join(format!("own/{rank}")), format!("of {rank}"))?)
+        });
+        let calls = Arc::new(Mutex::new(0));
+        let counted = Arc::clone(&calls);
+        let removed = run.acc.register_save_state_pre_hook(move |_| {
+            *counted.lock().unwrap() += 1;
+            Ok(())
+        });
+        run.acc.save_checkpoint().unwrap();
+        removed.remove();
+        let path = run.acc.save_checkpoint_in_background().unwrap();
+        run.acc.finish_saving().unwrap();
+        assert_eq!(*calls.lock().unwrap(), 1, "not after it was removed");
+        assert_eq!(fs::read_to_string(path.join("own/1")).unwrap(), "of 1");
+    });
+    on_ranks(2, |communicator| {
+        let mut run = start(communicator, builder(), 5);
+        let rank = run.acc.world().rank;
+        let read = Arc::new(Mutex::new(String::new()));
+        let seen = Arc::clone(&read);
+        run.acc.register_load_state_pre_hook(move |folder| {
+            *seen.lock().unwrap() = fs::read_to_string(folder.join(format!("own/{rank}")))?;
+            Ok(())
+        });
+        let weights_only = LoadOptions {
+            weights_only: true,
+            ..LoadOptions::default()
+        };
+        run.acc.load_state_with(&checkpoints.folder, &weights_only).unwrap();
+        assert_eq!(*read.lock().unwrap(), "", "weights alone");
+        run.acc.load_latest().unwrap().unwrap();
+        assert_eq!(*read.lock().unwrap(), format!("of {rank}"));
+        run.train(1, |_, _| ());
+        let before = run.values();
+        let failing = run.acc.register_load_state_pre_hook(move |_| fails_on(1, rank));
+        let error = run.acc.load_latest().unwrap_err().to_string();
+        let is_told = error.contains("rank 1: ") && error.contains("before loading, hook 1: out of luck");
+        assert!(rank != 0 || is_told, "{error}");
+        assert_eq!(run.values(), before, "nothing is loaded in part");
+        failing.remove();
+        // What hooks write is pruned with the rest.
+        run.acc.save_checkpoint().unwrap();
+    });
+    assert!(!checkpoints.folder.join("checkpoint_0").exists());
+    assert!(checkpoints.folder.join("checkpoint_1/own/0").exists());
+}
+
+#[test]
+fn a_hook_that_fails_on_one_rank_fails_the_save_on_all_and_nothing_is_published() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints {
+        folder: folder.path().join("checkpoints"),
+        total_limit: None,
+    };
+    on_ranks(3, |communicator| {
+        let run = start(
+            communicator,
+            AcceleratorBuilder::default().checkpoints(checkpoints.clone()),
+            5,
+        );
+        let rank = run.acc.world().rank;
+        let failing = run.acc.register_save_state_pre_hook(move |folder| {
+            fs::write(folder.join(format!("own {rank}")), "left behind")?;
+            fails_on(2, rank)
+        });
+        for save in [
+            run.acc.save_checkpoint(),
+            run.acc.save_checkpoint_in_background(),
+            run.acc.save_state(folder.path().join("here")),
+        ] {
+            let error = save.unwrap_err().to_string();
+            let is_told = error.contains("rank 2: ") && error.contains("before saving, hook 0: out of luck");
+            assert!(rank != 0 || is_told, "{error}");
+        }
+        run.acc.wait_for_everyone().unwrap();
+        let left = fs::read_dir(&checkpoints.folder).unwrap();
+        let left = Vec::from_iter(left.map(|entry| entry.unwrap().file_name()));
+        assert_eq!(left, [".lock"]);
+        failing.remove();
+        assert!(run.acc.save_checkpoint().unwrap().ends_with("checkpoint_0"));
+        // A name of the checkpoint's own is not a hook's to take, and ranks have as many hooks.
+        let taking = run
+            .acc
+            .register_save_state_pre_hook(|folder| Ok(fs::write(folder.join("index.json"), "{}")?));
+        let error = run.acc.save_checkpoint().unwrap_err().to_string();
+        assert!(rank != 0 || error.contains("index.json: File exists"), "{error}");
+        taking.remove();
+        let _one = (rank == 1).then(|| run.acc.register_save_state_pre_hook(|_| Ok(())));
+        let error = run.acc.save_checkpoint().unwrap_err().to_string();
+        assert!(
+            error.contains("before saving") && error.contains("rank 1 has 1 hooks"),
+            "{error}"
+        );
+    });
 }
