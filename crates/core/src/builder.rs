@@ -202,6 +202,15 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Leaves the values of frozen parameters out of checkpoints if `false`; they are saved by default. Where only adapters are
+    /// trained, checkpoints are then as small as these; a run that goes on from one gets the frozen values from where the
+    /// run that saved got them.
+    #[must_use]
+    pub fn save_frozen(mut self, save: bool) -> Self {
+        self.program.leaves_frozen = !save;
+        self
+    }
+
     /// Sets a DeepSpeed configuration, in the place of the file that the environment names.
     #[must_use]
     pub fn deepspeed(mut self, config: DeepSpeedConfig) -> Self {

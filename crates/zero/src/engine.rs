@@ -203,6 +203,13 @@ impl Engine {
             .collect()
     }
 
+    /// Returns what is known of the parameters that are not trained, in order of creation.
+    pub fn frozen_parameters(&self) -> Vec<Arc<ParameterInfo>> {
+        let parameters = self.parameters.all().into_iter();
+        let frozen = parameters.filter(|parameter| !parameter.is_trained);
+        frozen.map(|parameter| parameter.info).collect()
+    }
+
     /// Returns every parameter's name and current values, in order of name; called by all ranks, of which those that
     /// `wanted` is not said for get nothing.
     ///

@@ -50,6 +50,8 @@ pub struct StatePiece<'a> {
     pub elements: Range<usize>,
     /// Their values: f32, but those of frozen parameters, which are in the dtype of the model.
     pub values: Elements<'a>,
+    /// Whether the parameter is trained.
+    pub is_trained: bool,
 }
 
 impl StatePiece<'_> {
@@ -80,6 +82,8 @@ pub struct PlannedPiece {
     pub elements: Range<usize>,
     /// The dtype of its values.
     pub dtype: DType,
+    /// Whether the parameter is trained.
+    pub is_trained: bool,
 }
 
 /// Where an engine gets back what it was saved as.

@@ -49,6 +49,9 @@ pub(super) struct ModelEntry {
     /// What its engine knows besides arrays.
     #[serde(flatten)]
     pub(super) state: EngineState,
+    /// Whether frozen parameters were left out.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) without_frozen: bool,
     pub(super) parameters: BTreeMap<String, ParameterEntry>,
 }
 
@@ -300,9 +303,10 @@ impl ModelEntry {
     }
 
     /// Makes the entry of a model whose parameters are still to be told.
-    pub(super) fn of(state: EngineState) -> Self {
+    pub(super) fn of(state: EngineState, without_frozen: bool) -> Self {
         Self {
             state,
+            without_frozen,
             parameters: BTreeMap::new(),
         }
     }

@@ -6,7 +6,7 @@ use super::folder;
 use super::index::{Index, ModelEntry};
 use crate::together::{on_main, together};
 use crate::{Accelerator, Error, Result};
-use sconce_zero::{Engine, EngineState, ParameterInfo, RandomState, StateSource};
+use sconce_zero::{Engine, EngineState, ParameterInfo, RandomState, StatePiece, StateSource};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,10 @@ use std::path::{Path, PathBuf};
 pub struct LoadOptions {
     /// Loads the values of parameters alone: no optimizer state, no counts, no loader's position.
     pub weights_only: bool,
+    /// Lets parameters that are frozen here be absent: their values come from elsewhere, as those of a base model beside which
+    /// adapters are trained. It is so without being asked for where the run that saved left them out
+    /// ([`AcceleratorBuilder::save_frozen`](crate::AcceleratorBuilder::save_frozen)).
+    pub without_frozen: bool,
     /// Takes what checkpoint and model have in common, instead of failing where they differ.
     pub partial: bool,
     /// The names that parameters have in the checkpoint, by their names in the model.
@@ -29,7 +33,7 @@ pub struct Loaded {
     pub folder: PathBuf,
     /// Newer ones that are not complete, and why.
     pub skipped: Vec<String>,
-    /// What the checkpoint did not have, and so stayed as it was.
+    /// What the checkpoint did not have, and so stayed as it was; but for frozen parameters that it need not have.
     pub missing: Vec<String>,
 }
 
@@ -48,7 +52,7 @@ impl StateSource for ModelSource<'_> {
         elements: Range<usize>,
         values: &mut [f32],
     ) -> Result<bool, Box<dyn std::error::Error + Send + Sync>> {
-        let name = self.options.renamed.get(&info.name).unwrap_or(&info.name);
+        let name = self.options.saved_name(&info.name);
         let parameter = self.entry.parameters.get(name);
         let boxes = parameter.and_then(|parameter| parameter.arrays.get(what));
         let (Some(parameter), Some(boxes)) = (parameter, boxes) else {
@@ -102,7 +106,13 @@ pub(super) fn load(accelerator: &dyn Accelerator, folder: &Path, options: &LoadO
         };
         // A failure ends the group: the rank that has it tells it, and the others that it was that one.
         let lacks = engine.restore_state(state, &mut source)?;
-        missing.extend(lacks.into_iter().filter(|_| !options.weights_only));
+        let may_be_absent = absent_frozen(entry, engine, options);
+        let lacks = lacks.into_iter().filter(|_| !options.weights_only);
+        missing.extend(lacks.filter(|lack| {
+            !may_be_absent
+                .iter()
+                .any(|name| *lack == format!("{name} ({})", StatePiece::VALUE))
+        }));
     }
     if !options.weights_only {
         let restored = restore_objects(accelerator, &index, options.partial);
@@ -153,6 +163,24 @@ fn restore_random_state(accelerator: &dyn Accelerator, index: &Index) {
     }
 }
 
+/// Returns the names of this model's frozen parameters that the checkpoint does not have, where it need not.
+fn absent_frozen(entry: &ModelEntry, engine: &Engine, options: &LoadOptions) -> Vec<String> {
+    if !entry.without_frozen && !options.without_frozen {
+        return Vec::new();
+    }
+    let names = engine.frozen_parameters().into_iter().map(|info| info.name.clone());
+    names
+        .filter(|name| !entry.parameters.contains_key(options.saved_name(name)))
+        .collect()
+}
+
+impl LoadOptions {
+    /// Returns the name that a parameter of the model has in the checkpoint.
+    fn saved_name<'a>(&'a self, name: &'a str) -> &'a str {
+        self.renamed.get(name).map_or(name, String::as_str)
+    }
+}
+
 /// Compares names and shapes of parameters, and which rule updates them.
 fn differences(index: &Index, engines: &[std::sync::Arc<Engine>], options: &LoadOptions) -> Vec<String> {
     let mut found = Vec::new();
@@ -165,10 +193,12 @@ fn differences(index: &Index, engines: &[std::sync::Arc<Engine>], options: &Load
     }
     for (entry, engine) in index.models.iter().zip(engines) {
         let mut taken = Vec::new();
+        let may_be_absent = absent_frozen(entry, engine, options);
         for info in engine.parameters() {
-            let name = options.renamed.get(&info.name).unwrap_or(&info.name);
-            taken.push(name.clone());
+            let name = options.saved_name(&info.name);
+            taken.push(name.to_owned());
             match entry.parameters.get(name) {
+                None if may_be_absent.contains(&info.name) => {}
                 None => found.push(format!("{name} is not saved")),
                 Some(saved) if saved.shape != info.shape => {
                     found.push(format!(

@@ -53,7 +53,7 @@ impl State {
         let engines = registry.engines();
         Ok(Self {
             facts: facts(accelerator, &engines, draft, limit)?,
-            boxes: Boxes::plan(&engines, accelerator.world().rank)?,
+            boxes: Boxes::plan(&engines, accelerator.world().rank, accelerator.settings().saves_frozen)?,
             engines,
         })
     }
@@ -62,11 +62,13 @@ impl State {
 /// One rank's boxes on their way into its file, in their order there.
 pub(super) struct Boxes {
     told: Vec<Told>,
+    /// Whether frozen parameters are among them.
+    with_frozen: bool,
 }
 
 impl Boxes {
     /// Plans the boxes of all models on this rank.
-    fn plan(engines: &[Arc<Engine>], rank: usize) -> Result<Self> {
+    fn plan(engines: &[Arc<Engine>], rank: usize, with_frozen: bool) -> Result<Self> {
         let mut told = Vec::new();
         for (model, engine) in engines.iter().enumerate() {
             let box_of = |piece: PlannedPiece| BoxEntry {
@@ -89,9 +91,10 @@ impl Boxes {
                 own_shape: (piece.shape != piece.info.shape).then(|| piece.shape.clone()),
                 entry: box_of(piece),
             };
-            told.extend(engine.state_plan()?.into_iter().map(told_of));
+            let plan = engine.state_plan()?.into_iter();
+            told.extend(plan.filter(|piece| with_frozen || piece.is_trained).map(told_of));
         }
-        Ok(Self { told })
+        Ok(Self { told, with_frozen })
     }
 
     /// Hands every box's bytes to `take`, in the order planned.
@@ -104,6 +107,9 @@ impl Boxes {
         let mut failure = None;
         for engine in engines {
             let visited = engine.visit_state(&mut |piece| {
+                if !self.with_frozen && !piece.is_trained {
+                    return Ok(());
+                }
                 let (dtype, bytes) = bytes_of(&piece.values);
                 let told = self.told.get(number).map(|told| &told.entry);
                 if !told.is_some_and(|entry| entry.dtype == dtype && entry.bytes() == bytes.len()) {
@@ -206,7 +212,11 @@ fn publish(index: &Index, draft: &mut Draft, limit: Option<usize>) -> Result<(),
 fn facts(accelerator: &dyn Accelerator, engines: &[Arc<Engine>], draft: Draft, limit: Option<usize>) -> Result<Facts> {
     let group = &**accelerator.communicator();
     let mut index = Index::new(group.size());
-    index.models = engines.iter().map(|engine| ModelEntry::of(engine.state())).collect();
+    let without_frozen = !accelerator.settings().saves_frozen;
+    let entries = engines
+        .iter()
+        .map(|engine| ModelEntry::of(engine.state(), without_frozen));
+    index.models = entries.collect();
     let objects = accelerator
         .registry()
         .objects()

@@ -1,10 +1,13 @@
 //! A model in a checkpoint as a folder of HuggingFace's weights files.
 
 use super::index::BLOCK;
-use super::opened::{Checkpoint, SavedTensor};
+use super::opened::{Checkpoint, SavedModel, SavedTensor};
 use super::{CheckpointError, array_file::ArrayFiles, index::BoxEntry};
-use crate::export::{ExportError, ExportedTensor, MAX_SHARD_SIZE, NewFolder, write_weight_files};
-use candle_core::DType;
+use crate::export::{
+    ExportError, ExportedTensor, MAX_SHARD_SIZE, NewFolder, PeftConfig, export_peft, write_weight_files,
+};
+use crate::nn::is_adapter_name;
+use candle_core::{DType, Device, Tensor};
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
 use sconce_zero::StatePiece;
@@ -56,19 +59,8 @@ impl Checkpoint {
         folder: impl AsRef<Path>,
         options: &ExportOptions,
     ) -> Result<Exported, ExportError> {
-        let models = self.models();
-        let lacks = |reason: String| CheckpointError::Lacks {
-            path: self.folder.clone(),
-            reason,
-        };
-        let Some(model) = models.get(options.model) else {
-            let reason = format!(
-                "it has {} models; model {} is not there, counted from 0",
-                models.len(),
-                options.model
-            );
-            return Err(lacks(reason).into());
-        };
+        let model = self.model(options.model)?;
+        let lacks = |reason: String| self.lacks(reason);
         let mut tensors = Vec::new();
         for parameter in &model.parameters {
             let dtype = match (options.dtype, saved_dtype(parameter)) {
@@ -100,6 +92,52 @@ impl Checkpoint {
             files,
             tensors: tensors.len(),
         })
+    }
+}
+
+impl Checkpoint {
+    /// Writes the adapters ([`LoraLinear`](crate::nn::LoraLinear)) of a model to a new folder of PEFT's, in f32: see
+    /// [`export_peft`]. Returns how many tensors it has.
+    ///
+    /// # Errors
+    /// [`ExportError`] when there is no such model or it has no adapters, values are damaged, and as [`export_peft`].
+    pub fn export_adapters(
+        &mut self,
+        folder: impl AsRef<Path>,
+        model: usize,
+        config: &PeftConfig,
+    ) -> Result<usize, ExportError> {
+        self.model(model)?;
+        let mut tensors = Vec::new();
+        for (name, entry) in &self.index.models[model].parameters {
+            let boxes = entry.arrays.get(StatePiece::VALUE).filter(|_| is_adapter_name(name));
+            let Some(boxes) = boxes else { continue };
+            let mut values = vec![0.0; entry.shape.iter().product()];
+            self.files.read(boxes, 0..values.len(), &mut values)?;
+            let tensor = Tensor::from_vec(values, entry.shape.as_slice(), &Device::Cpu);
+            let tensor = tensor.map_err(|error| self.lacks(format!("{name}: {error}")))?;
+            tensors.push((name.clone(), tensor));
+        }
+        export_peft(folder, &tensors, config)
+    }
+
+    /// Returns a model, if there is one of this number.
+    fn model(&self, number: usize) -> Result<SavedModel, CheckpointError> {
+        let mut models = self.models();
+        let count = models.len();
+        if number >= count {
+            return Err(self.lacks(format!(
+                "it has {count} models; model {number} is not there, counted from 0"
+            )));
+        }
+        Ok(models.swap_remove(number))
+    }
+
+    fn lacks(&self, reason: String) -> CheckpointError {
+        CheckpointError::Lacks {
+            path: self.folder.clone(),
+            reason,
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! A program's own tensors as weight files.
 
+use super::weight_files::Take;
 use super::{ExportError, ExportedTensor, write_weight_files};
 use candle_core::{Device, Tensor};
 use safetensors::View as _;
@@ -33,10 +34,15 @@ pub fn export_tensors(
     }));
     write_weight_files(folder, &plan, max_shard_size, |number, take| {
         let (name, tensor) = kept[number];
-        // Copied to the host here, because the `View` of a candle tensor panics where such a copy fails.
-        let tensor = tensor
-            .to_device(&Device::Cpu)
-            .map_err(|error| ExportError::unusable(folder, format!("the tensor `{name}`: {error}")))?;
-        take(&tensor.data())
+        take_tensor(folder, name, tensor, take)
     })
+}
+
+/// Hands over the bytes of a tensor on any device.
+pub(super) fn take_tensor(folder: &Path, name: &str, tensor: &Tensor, take: &mut Take<'_>) -> Result<(), ExportError> {
+    // Copied to the host here, because the `View` of a candle tensor panics where such a copy fails.
+    let tensor = tensor
+        .to_device(&Device::Cpu)
+        .map_err(|error| ExportError::unusable(folder, format!("the tensor `{name}`: {error}")))?;
+    take(&tensor.data())
 }

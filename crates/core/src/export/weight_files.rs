@@ -34,7 +34,7 @@ impl ExportedTensor {
 }
 
 /// Takes the bytes of a tensor, piece by piece.
-type Take<'a> = dyn FnMut(&[u8]) -> Result<(), ExportError> + 'a;
+pub(super) type Take<'a> = dyn FnMut(&[u8]) -> Result<(), ExportError> + 'a;
 
 /// Writes `tensors` into `folder`: to `model.safetensors`, or where that would have more than `max_shard_size` bytes of tensors,
 /// to `model-00001-of-0000N.safetensors` and so on, with `model.safetensors.index.json`. `values` is called once for each
@@ -95,7 +95,8 @@ pub fn write_weight_files(
     Ok(files)
 }
 
-fn write_file(
+/// Writes the tensors of these numbers to one file.
+pub(super) fn write_file(
     path: &Path,
     tensors: &[ExportedTensor],
     numbers: &[usize],

@@ -10,6 +10,7 @@
 //! | [`softmax`] | over the last dimension |
 //! | [`RmsNorm`], [`LayerNorm`] | one pass over each row each way |
 //! | [`Linear`] | candle's products; no gradients of frozen parameters, which candle computes always; in [`fp8`](crate::fp8) where the run is |
+//! | [`LoraLinear`] | a frozen [`Linear`] with a trained product of thin matrices beside it |
 //! | [`Embedding`] | parallel gather, and scatter-add in a fixed order |
 //! | [`RotaryEmbedding`] | reads transposed views in place |
 //! | [`causal_attention`] | grouped-query, without quadratic memory |
@@ -52,6 +53,7 @@ mod heads;
 mod lanes;
 mod layer_norm;
 mod linear;
+mod lora;
 #[allow(unsafe_code, reason = "gemm takes raw pointers; the module page has the proof")]
 mod matrix_product;
 mod rms_norm;
@@ -68,6 +70,8 @@ pub use element::as_compositions;
 pub use embedding::{Embedding, embedding};
 pub use layer_norm::{LayerNorm, layer_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
+pub(crate) use lora::is_adapter_name;
+pub use lora::{LoraLinear, LoraOptions, lora_linear};
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use rotary::RotaryEmbedding;
 pub use softmax::softmax;

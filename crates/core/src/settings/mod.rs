@@ -80,6 +80,8 @@ pub struct RunSettings {
     pub reduce_dtype: DType,
     /// Where numbered checkpoints are kept.
     pub checkpoints: Option<Checkpoints>,
+    /// Whether checkpoints have the values of frozen parameters.
+    pub saves_frozen: bool,
     /// Compares shapes over all ranks before every collective on tensors.
     pub debug_mode: bool,
     /// Sends thin factors of gradients in place of gradients.

@@ -32,6 +32,7 @@ pub(crate) struct ProgramSettings {
     pub(crate) gradient_compression: Option<GradientCompression>,
     pub(crate) debug_mode: Option<bool>,
     pub(crate) checkpoints: Option<Checkpoints>,
+    pub(crate) leaves_frozen: bool,
     pub(crate) bucket_bytes: Option<usize>,
     pub(crate) gathering: Option<Gathering>,
     pub(crate) disk: Option<DiskOptions>,
@@ -170,6 +171,7 @@ impl ProgramSettings {
             bucket_bytes: self.bucket_bytes.or(bucket_in_file),
             debug_mode,
             checkpoints: self.checkpoints.clone(),
+            saves_frozen: !self.leaves_frozen,
             reduce_dtype,
             power_sgd: self
                 .gradient_compression

@@ -303,6 +303,7 @@ fn another_model_is_refused_with_all_differences_or_loaded_in_part() {
         let options = LoadOptions {
             weights_only: true,
             partial: true,
+            without_frozen: false,
             renamed: names
                 .map(|(own, saved)| (own.to_owned(), saved.to_owned()))
                 .into_iter()

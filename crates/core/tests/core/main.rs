@@ -1,6 +1,7 @@
 //! The accelerator over worlds of threads, its loader, schedules and settings.
 
 mod accumulating;
+mod adapters;
 mod checkpoints;
 mod collating;
 mod configured;

@@ -7,6 +7,7 @@ mod dropout;
 mod embedding;
 mod layer_norm;
 mod linear;
+mod lora;
 mod mixed_dtypes;
 mod oracle;
 mod rms_norm;

@@ -68,6 +68,7 @@ impl Engine {
                 true => DType::F32,
                 false => parameter.tensor.dtype(),
             },
+            is_trained: parameter.is_trained,
         };
         for parameter in parameters.iter().filter(|parameter| parameter.has_its_values()) {
             let elements = chunk_of(parameter.info.elements(), rank, world);
@@ -215,6 +216,7 @@ fn visit_value(
             shape: &parameter.info.shape,
             elements: elements.clone(),
             values,
+            is_trained: parameter.is_trained,
         })
     })?
 }

@@ -45,6 +45,7 @@ impl Stepper {
                         shape: &parameter.info.shape,
                         elements: elements.clone(),
                         values: Elements::F32(&array[segment.place()]),
+                        is_trained: true,
                     })?;
                 }
             }

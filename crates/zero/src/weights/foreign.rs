@@ -44,7 +44,14 @@ impl ForeignWeights {
 
     /// Looks where a folder's `latest` points, and for what Accelerate puts into folders of a checkpoint's.
     fn find_below(folder: &Path) -> Option<Self> {
-        let tag = std::fs::read_to_string(folder.join("latest")).unwrap_or_default();
+        let latest = folder.join("latest");
+        // A pipe would keep who opens it waiting.
+        let tag = if latest.is_file() {
+            std::fs::read_to_string(latest)
+        } else {
+            Ok(String::new())
+        };
+        let tag = tag.unwrap_or_default();
         let tag = tag.trim();
         if !tag.is_empty() && tag != ".." && !tag.contains('/') {
             return Self::find_in(&folder.join(tag));

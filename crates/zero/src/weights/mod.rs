@@ -9,7 +9,7 @@ pub use files::WeightFiles;
 pub use foreign::ForeignWeights;
 pub use mapped_file::MappedFile;
 
-use crate::{Error, Result};
+use crate::{Error, ParameterInfo, ParameterSet, Result};
 use candle_core::Shape;
 use candle_nn::Init;
 use std::ops::Range;
@@ -26,13 +26,30 @@ pub enum Weights {
     },
     /// Each parameter is read from safetensors files, converted to the dtype asked for.
     Files(WeightFiles),
+    /// The parameters in `drawn`, a rule on names, are drawn as with `Random`, all others are read as with `Files`: adapters
+    /// that begin beside a base that exists.
+    FilesAndRandom {
+        /// What the files have.
+        files: WeightFiles,
+        /// What they need not have.
+        drawn: ParameterSet,
+        /// The seed.
+        seed: u64,
+    },
 }
 
 /// An opened source.
 #[derive(Debug)]
 pub(crate) enum WeightSource {
-    Random { seed: u64 },
+    Random {
+        seed: u64,
+    },
     Files(WeightFiles),
+    FilesAndRandom {
+        files: WeightFiles,
+        drawn: ParameterSet,
+        seed: u64,
+    },
 }
 
 /// What a parameter begins with.
@@ -54,6 +71,7 @@ impl From<Weights> for WeightSource {
         match weights {
             Weights::Random { seed } => Self::Random { seed },
             Weights::Files(files) => Self::Files(files),
+            Weights::FilesAndRandom { files, drawn, seed } => Self::FilesAndRandom { files, drawn, seed },
         }
     }
 }
@@ -64,6 +82,13 @@ impl WeightSource {
         match self {
             Self::Random { seed } => seeded::draw_range(*seed, name, shape, init, range),
             Self::Files(files) => files.load_range(name, shape, range),
+            Self::FilesAndRandom { files, drawn, seed } => {
+                if is_in(drawn, name) {
+                    seeded::draw_range(*seed, name, shape, init, range)
+                } else {
+                    files.load_range(name, shape, range)
+                }
+            }
         }
     }
 
@@ -72,6 +97,7 @@ impl WeightSource {
         match self {
             Self::Random { seed } => format!("seed {seed}"),
             Self::Files(_) => "files".to_owned(),
+            Self::FilesAndRandom { seed, .. } => format!("files and seed {seed}"),
         }
     }
 
@@ -81,7 +107,7 @@ impl WeightSource {
                 what: "a parameter without a shape",
                 hint: "random initialisation needs the shape; use VarBuilder::get, or load from files",
             }),
-            Self::Files(files) => files.shape_of(name),
+            Self::Files(files) | Self::FilesAndRandom { files, .. } => files.shape_of(name),
         }
     }
 
@@ -89,6 +115,15 @@ impl WeightSource {
         match self {
             Self::Random { .. } => true,
             Self::Files(files) => files.contains(name),
+            Self::FilesAndRandom { files, drawn, .. } => is_in(drawn, name) || files.contains(name),
         }
     }
+}
+
+/// Says whether a set has the parameter of a name, whose shape may not be known yet.
+fn is_in(set: &ParameterSet, name: &str) -> bool {
+    set.contains(&ParameterInfo {
+        name: name.into(),
+        shape: Vec::new(),
+    })
 }

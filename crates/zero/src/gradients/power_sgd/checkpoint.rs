@@ -49,6 +49,7 @@ impl Gradients {
                 shape: &piece.shape,
                 elements: piece.elements,
                 values: Elements::F32(piece.values),
+                is_trained: true,
             })
         })
     }
@@ -63,6 +64,7 @@ impl Gradients {
                 shape: piece.shape,
                 elements: piece.elements,
                 dtype: DType::F32,
+                is_trained: true,
             });
             Ok(())
         });
