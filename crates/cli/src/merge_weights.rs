@@ -82,6 +82,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
             WeightDtype::Bf16 => DType::BF16,
             WeightDtype::F16 => DType::F16,
         }),
+        trained_only: false,
     };
     let mut checkpoint = open(&arguments.checkpoint)?;
     let exported = checkpoint

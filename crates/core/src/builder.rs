@@ -1,6 +1,6 @@
 //! Making an accelerator: what the program says is collected here; [`settings`](crate::settings) adds the rest.
 
-use crate::checkpoint::FolderLock;
+use crate::checkpoint::{FolderLock, Keepers};
 use crate::deepspeed::{DeepSpeedConfig, MixedPrecision};
 use crate::environment as variable;
 use crate::fp8::Fp8Recipe;
@@ -202,6 +202,15 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Keeps a whole checkpoint on each host, in a folder of its own: for hosts that share no file system. Each rank writes its
+    /// own file, and the first ranks of hosts send each other the rest; what hooks write stays on its host. Ranks load from
+    /// their own host's folder. By default ranks on all hosts must see one folder.
+    #[must_use]
+    pub fn save_on_each_node(mut self, each: bool) -> Self {
+        self.program.saves_on_each_node = each;
+        self
+    }
+
     /// Leaves the values of frozen parameters out of checkpoints if `false`; they are saved by default. Where only adapters are
     /// trained, checkpoints are then as small as these; a run that goes on from one gets the frozen values from where the
     /// run that saved got them.
@@ -265,6 +274,17 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Does what [`communicator`](Self::communicator) does, for ranks of which it is known on which hosts they are.
+    #[must_use]
+    pub fn communicator_of(
+        mut self,
+        world: World,
+        communicator: std::sync::Arc<dyn sconce_collectives::Communicator>,
+    ) -> Self {
+        self.connection = Some((world, communicator));
+        self
+    }
+
     /// Joins the other ranks and makes the accelerator.
     ///
     /// # Errors
@@ -314,7 +334,7 @@ impl AcceleratorBuilder {
         };
         let lock = match &settings.checkpoints {
             // Hours of training should not end with the first save.
-            Some(checkpoints) => crate::together::on_main(&*communicator, || {
+            Some(checkpoints) => Keepers::new(&world, settings.saves_on_each_node).run(&*communicator, || {
                 crate::checkpoint::check_writable(&checkpoints.folder)?;
                 FolderLock::take(&checkpoints.folder)
             })?,

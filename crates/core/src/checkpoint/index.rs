@@ -113,19 +113,22 @@ impl Index {
         }
     }
 
-    /// Writes the index into `folder`, where it is on disk when this returns.
-    pub(super) fn write(&self, folder: &Path) -> Result<(), CheckpointError> {
-        let path = folder.join("index.json");
-        let refuse = |error: &dyn std::fmt::Display| CheckpointError::unusable(&path, error);
-        let text = serde_json::to_string_pretty(self).map_err(|error| refuse(&error))?;
+    /// Returns the text of the file.
+    pub(super) fn text(&self) -> serde_json::Result<String> {
+        let text = serde_json::to_string_pretty(self)?;
         let rest = text.strip_prefix("{\n").expect("an object with fields begins so");
-        let text = format!("{BEGINNING}{}{HASHED}{rest}", blake3::hash(rest.as_bytes()));
+        Ok(format!("{BEGINNING}{}{HASHED}{rest}", blake3::hash(rest.as_bytes())))
+    }
+
+    /// Writes the text of an index into `folder`, where it is on disk when this returns.
+    pub(super) fn write(text: &str, folder: &Path) -> Result<(), CheckpointError> {
+        let path = folder.join("index.json");
         // A hook may have taken the name.
         let written = File::create_new(&path).and_then(|mut file| {
             file.write_all(text.as_bytes())?;
             file.sync_all()
         });
-        written.map_err(|error| refuse(&error))
+        written.map_err(|error| CheckpointError::unusable(&path, error))
     }
 
     /// Reads and checks the index of the checkpoint in `folder`, and the lengths of its files.

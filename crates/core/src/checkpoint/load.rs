@@ -71,11 +71,27 @@ impl StateSource for ModelSource<'_> {
 pub(super) fn find(accelerator: &dyn Accelerator, folder: &Path) -> Result<(PathBuf, Index, Vec<String>)> {
     let group = &**accelerator.communicator();
     let found = on_main(group, || folder::locate(folder))?;
-    let told = found.as_ref().map(|(path, _, skipped)| (path.clone(), skipped.clone()));
-    let (path, skipped) = accelerator.broadcast_object(&told.unwrap_or_default(), 0)?;
+    let told = found
+        .as_ref()
+        .map(|(path, _, skipped)| (folder.to_owned(), path.clone(), skipped.clone()));
+    let (of_main, mut path, skipped) = accelerator.broadcast_object(&told.unwrap_or_default(), 0)?;
+    let on_each_node = accelerator.settings().saves_on_each_node;
+    if on_each_node {
+        // The same checkpoint of this host.
+        path = match path.file_name() {
+            Some(name) if path != of_main => folder.join(name),
+            _ => folder.to_owned(),
+        };
+    }
     let index = match found {
         Some((_, index, _)) => Ok(index),
-        None => Index::read(&path),
+        None => Index::read(&path).map_err(|error| match on_each_node {
+            true => CheckpointError::unusable(
+                &path,
+                format!("{error}; each host keeps its own: copy the folder from a host where it is whole"),
+            ),
+            false => error,
+        }),
     };
     let index = together(group, index)?;
     Ok((path, index, skipped))

@@ -28,6 +28,7 @@ mod folder;
 mod folder_lock;
 mod hooks;
 mod index;
+mod keepers;
 mod load;
 mod opened;
 mod registry;
@@ -40,6 +41,7 @@ pub use error::CheckpointError;
 pub(crate) use folder::check_writable;
 pub(crate) use folder_lock::FolderLock;
 pub use hooks::HookHandle;
+pub(crate) use keepers::Keepers;
 pub use load::{LoadOptions, Loaded};
 pub use opened::{Checkpoint, SavedArray, SavedModel, SavedTensor, Verified};
 pub use registry::{Registry, Stateful};
@@ -53,7 +55,8 @@ use std::sync::Arc;
 /// Where a run keeps numbered checkpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checkpoints {
-    /// The folder; ranks on other hosts must see the same.
+    /// The folder; ranks on other hosts must see the same, but with
+    /// [`save_on_each_node`](crate::AcceleratorBuilder::save_on_each_node).
     pub folder: PathBuf,
     /// How many complete ones are kept, at least one; `None` keeps all.
     pub total_limit: Option<usize>,

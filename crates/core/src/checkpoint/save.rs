@@ -4,8 +4,9 @@ use super::array_file::{ArrayWriter, bytes_of};
 use super::error::CheckpointError;
 use super::folder::{self, Draft};
 use super::index::{BoxEntry, Index, ModelEntry, ParameterEntry};
-use crate::objects::gather_objects_on_main;
-use crate::together::{on_main, together};
+use super::keepers::Keepers;
+use crate::objects::{gather_objects, gather_objects_on_main};
+use crate::together::together;
 use crate::{Accelerator, Error, Result};
 use candle_core::DType;
 use sconce_collectives::Communicator;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 /// Everything of a checkpoint that is not in arrays, as rank 0 knows it.
 pub(super) struct Facts {
     pub(super) draft: Draft,
+    pub(super) keepers: Keepers,
     /// How many checkpoints the folder keeps; `None` leaves older ones alone.
     pub(super) limit: Option<usize>,
     pub(super) index: Index,
@@ -47,12 +49,13 @@ impl State {
     /// Begins the folder, lets hooks write into it, and asks everything that belongs to a checkpoint; called by all ranks.
     pub(super) fn begin(accelerator: &dyn Accelerator, target: PathBuf, limit: Option<usize>) -> Result<Self> {
         let (group, registry) = (&**accelerator.communicator(), accelerator.registry());
-        let begun = on_main(group, || Draft::begin(target.clone()))?;
+        let keepers = Keepers::new(accelerator.world(), accelerator.settings().saves_on_each_node);
+        let begun = keepers.run(group, || Draft::begin(target.clone()))?;
         let draft = begun.unwrap_or_else(|| Draft::of_others(target));
         registry.before_saving.run(group, "before saving", &draft.path)?;
         let engines = registry.engines();
         Ok(Self {
-            facts: facts(accelerator, &engines, draft, limit)?,
+            facts: facts(accelerator, &engines, (draft, keepers), limit)?,
             boxes: Boxes::plan(&engines, accelerator.world().rank, accelerator.settings().saves_frozen)?,
             engines,
         })
@@ -173,6 +176,7 @@ pub(super) fn write(
 ) -> Result<PathBuf> {
     let Facts {
         mut draft,
+        keepers,
         limit,
         mut index,
     } = facts;
@@ -195,12 +199,34 @@ pub(super) fn write(
     let parameters = index.models.iter_mut().flat_map(|model| model.parameters.values_mut());
     let arrays = parameters.flat_map(|parameter| parameter.arrays.values_mut());
     arrays.for_each(|boxes| boxes.sort_by_key(|one| one.start));
-    on_main(group, || publish(&index, &mut draft, limit))?;
+    let mut text = together(
+        group,
+        if group.rank() == 0 {
+            index.text()
+        } else {
+            Ok(String::new())
+        },
+    )?;
+    let mut spread = Ok(());
+    if keepers.on_each_node {
+        let own = if group.rank() == 0 {
+            vec![(text, index.files)]
+        } else {
+            Vec::new()
+        };
+        let told = gather_objects(group, &own)?.into_iter().next().unwrap_or_default();
+        spread = keepers.spread(group, &told.1, &draft.path)?;
+        text = told.0;
+    }
+    keepers.run(group, || {
+        spread?;
+        publish(&text, &mut draft, limit)
+    })?;
     Ok(draft.target.clone())
 }
 
-fn publish(index: &Index, draft: &mut Draft, limit: Option<usize>) -> Result<(), CheckpointError> {
-    index.write(&draft.path)?;
+fn publish(index: &str, draft: &mut Draft, limit: Option<usize>) -> Result<(), CheckpointError> {
+    Index::write(index, &draft.path)?;
     draft.publish()?;
     match (limit, draft.target.parent()) {
         (Some(limit), Some(parent)) => folder::prune(parent, limit),
@@ -209,7 +235,12 @@ fn publish(index: &Index, draft: &mut Draft, limit: Option<usize>) -> Result<(),
 }
 
 /// Returns what rank 0 writes besides arrays; called by all ranks, which tell it what is their own.
-fn facts(accelerator: &dyn Accelerator, engines: &[Arc<Engine>], draft: Draft, limit: Option<usize>) -> Result<Facts> {
+fn facts(
+    accelerator: &dyn Accelerator,
+    engines: &[Arc<Engine>],
+    (draft, keepers): (Draft, Keepers),
+    limit: Option<usize>,
+) -> Result<Facts> {
     let group = &**accelerator.communicator();
     let mut index = Index::new(group.size());
     let without_frozen = !accelerator.settings().saves_frozen;
@@ -233,5 +264,10 @@ fn facts(accelerator: &dyn Accelerator, engines: &[Arc<Engine>], draft: Draft, l
     )]);
     index.ranks = gather_objects_on_main(group, &[own])?;
     index.settings = accelerator.settings().in_words();
-    Ok(Facts { draft, limit, index })
+    Ok(Facts {
+        draft,
+        keepers,
+        limit,
+        index,
+    })
 }

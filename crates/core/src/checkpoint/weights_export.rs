@@ -26,6 +26,8 @@ pub struct ExportOptions {
     /// The type that values get, rounded to nearest: f32, bf16 or f16; `None` keeps that of the checkpoint, f32 where parameters were
     /// trained.
     pub dtype: Option<DType>,
+    /// Leaves out frozen parameters.
+    pub trained_only: bool,
 }
 
 impl Default for ExportOptions {
@@ -34,6 +36,7 @@ impl Default for ExportOptions {
             model: 0,
             max_shard_size: MAX_SHARD_SIZE,
             dtype: None,
+            trained_only: false,
         }
     }
 }
@@ -61,8 +64,14 @@ impl Checkpoint {
     ) -> Result<Exported, ExportError> {
         let model = self.model(options.model)?;
         let lacks = |reason: String| self.lacks(reason);
+        let steps = &self.index.models[options.model].state.steps;
+        if options.trained_only && steps.is_empty() {
+            let reason = "it does not say which parameters were trained: candle's optimizers keep that to themselves";
+            return Err(lacks(reason.into()).into());
+        }
         let mut tensors = Vec::new();
-        for parameter in &model.parameters {
+        let wanted = |parameter: &&SavedTensor| !options.trained_only || steps.contains_key(&parameter.name);
+        for parameter in model.parameters.iter().filter(wanted) {
             let dtype = match (options.dtype, saved_dtype(parameter)) {
                 (Some(dtype @ (DType::F32 | DType::BF16 | DType::F16)), Some(_)) => dtype,
                 (None, Some(dtype)) => dtype,

@@ -82,6 +82,8 @@ pub struct RunSettings {
     pub checkpoints: Option<Checkpoints>,
     /// Whether checkpoints have the values of frozen parameters.
     pub saves_frozen: bool,
+    /// Whether each host has a folder of checkpoints of its own.
+    pub saves_on_each_node: bool,
     /// Compares shapes over all ranks before every collective on tensors.
     pub debug_mode: bool,
     /// Sends thin factors of gradients in place of gradients.

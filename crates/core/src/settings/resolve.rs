@@ -33,6 +33,7 @@ pub(crate) struct ProgramSettings {
     pub(crate) debug_mode: Option<bool>,
     pub(crate) checkpoints: Option<Checkpoints>,
     pub(crate) leaves_frozen: bool,
+    pub(crate) saves_on_each_node: bool,
     pub(crate) bucket_bytes: Option<usize>,
     pub(crate) gathering: Option<Gathering>,
     pub(crate) disk: Option<DiskOptions>,
@@ -172,6 +173,7 @@ impl ProgramSettings {
             debug_mode,
             checkpoints: self.checkpoints.clone(),
             saves_frozen: !self.leaves_frozen,
+            saves_on_each_node: self.saves_on_each_node,
             reduce_dtype,
             power_sgd: self
                 .gradient_compression

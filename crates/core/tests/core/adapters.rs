@@ -4,7 +4,7 @@ use super::{bits, build, flat, on_ranks};
 use candle_core::{DType, Device, ModuleT, Tensor, Var};
 use candle_nn::VarBuilder;
 use sconce_collectives::Communicator;
-use sconce_core::checkpoint::{Checkpoint, LoadOptions};
+use sconce_core::checkpoint::{Checkpoint, ExportOptions, LoadOptions};
 use sconce_core::export::{PeftConfig, export_peft};
 use sconce_core::nn::{LoraLinear, LoraOptions, lora_linear};
 use sconce_core::{
@@ -210,7 +210,8 @@ fn checkpoints_without_the_base_hold_adapters_alone_and_go_on_beside_it() {
             let saved = run.values();
             (saved, run.train(STEPS), run.values())
         });
-        let models = Checkpoint::open(&path).unwrap().models();
+        let mut opened = Checkpoint::open(&path).unwrap();
+        let models = opened.models();
         let names = Vec::from_iter(models[0].parameters.iter().map(|parameter| parameter.name.as_str()));
         let adapters = [
             "layers.0.q_proj.lora_A.weight",
@@ -219,6 +220,11 @@ fn checkpoints_without_the_base_hold_adapters_alone_and_go_on_beside_it() {
             "layers.1.up_proj.lora_B.weight",
         ];
         assert_eq!(names, adapters);
+        let exported = opened.export_weights(
+            folder.path().join(format!("exported {from}")),
+            &ExportOptions::default(),
+        );
+        assert_eq!(exported.unwrap().tensors, 4);
         for world in [2, 3] {
             let resumed = on_ranks(world, |communicator| {
                 let builder = AcceleratorBuilder::default().strategy(strategy(to));
@@ -260,6 +266,15 @@ fn frozen_parameters_that_a_checkpoint_lacks_are_an_error_unless_they_are_said_t
     acc.prepare_optimizer(Box::new(sgd())).unwrap();
     acc.save_state(&path).unwrap();
     let saved = flat(layer.merged_weight().as_ref().unwrap());
+    let mut opened = Checkpoint::open(&path).unwrap();
+    let trained_only = ExportOptions {
+        trained_only: true,
+        ..ExportOptions::default()
+    };
+    for (options, tensors) in [(&trained_only, 2), (&ExportOptions::default(), 4)] {
+        let exported = opened.export_weights(folder.path().join(tensors.to_string()), options);
+        assert_eq!(exported.unwrap().tensors, tensors);
+    }
     let acc = build(builder());
     let vb = acc.var_builder(weights(&files)).unwrap();
     let layer = first(vb.clone());

@@ -8,7 +8,8 @@ use sconce_collectives::Communicator;
 use sconce_core::checkpoint::{Checkpoints, LoadOptions};
 use sconce_core::{
     Accelerator, AcceleratorBuilder, AdamW, DataLoader, DataParallel, GradientCompression, LinearSchedule, Optimizer,
-    ParameterSet, PowerSgd, PreparedLoader, Scheduler, ShardingStrategy, TensorDataset, Unit, Weights, ZeroStage, unit,
+    ParameterSet, PowerSgd, PreparedLoader, Scheduler, ShardingStrategy, TensorDataset, Unit, Weights, World,
+    ZeroStage, unit,
 };
 use std::collections::BTreeMap;
 use std::fs;
@@ -690,4 +691,99 @@ fn a_hook_that_fails_on_one_rank_fails_the_save_on_all_and_nothing_is_published(
             "{error}"
         );
     });
+}
+
+/// Says that ranks are on hosts of two each.
+fn on_two_hosts(communicator: Arc<dyn Communicator>, builder: AcceleratorBuilder) -> AcceleratorBuilder {
+    let rank = communicator.rank();
+    let world = World {
+        rank,
+        size: communicator.size(),
+        local_rank: rank % 2,
+        local_size: 2,
+        node_rank: rank / 2,
+        ..World::single()
+    };
+    builder.communicator_of(world, communicator)
+}
+
+#[test]
+fn hosts_without_a_common_folder_have_a_whole_checkpoint_each() {
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = [folder.path().join("a"), folder.path().join("b")];
+    let checkpoints = |host: usize| Checkpoints {
+        folder: hosts[host].clone(),
+        total_limit: Some(1),
+    };
+    let start = |communicator: Arc<dyn Communicator>| {
+        let host = communicator.rank() / 2;
+        let builder = AcceleratorBuilder::default()
+            .strategy(strategy(3))
+            .checkpoints(checkpoints(host))
+            .save_on_each_node(true);
+        let acc = build(on_two_hosts(communicator, builder));
+        let model = Model::new(acc.var_builder(Weights::Random { seed: 4 }).unwrap(), 5);
+        acc.prepare_optimizer(Box::new(AdamW::default())).unwrap();
+        (acc, model, host)
+    };
+    let values = |acc: &dyn Accelerator| {
+        let tensors = acc.engine().tensors(true).unwrap();
+        Vec::from_iter(tensors.iter().flat_map(|(_, tensor)| bits(&flat(tensor))))
+    };
+    let saved = on_ranks(4, |communicator| {
+        let (acc, model, host) = start(communicator);
+        acc.save_checkpoint().unwrap();
+        let batch = [
+            Tensor::ones((2, 3), DType::F32, &Device::Cpu).unwrap(),
+            Tensor::zeros((2, 1), DType::F32, &Device::Cpu).unwrap(),
+        ];
+        acc.backward(&model.loss(&batch)).unwrap();
+        acc.engine().step(0.1).unwrap();
+        let path = acc.save_checkpoint_in_background().unwrap();
+        acc.finish_saving().unwrap();
+        assert_eq!(path, hosts[host].join("checkpoint_1"));
+        values(&*acc)
+    });
+    let names = |host: usize| {
+        let entries = fs::read_dir(hosts[host].join("checkpoint_1")).unwrap();
+        let mut names = Vec::from_iter(entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()));
+        names.sort();
+        names
+    };
+    assert_eq!(names(0).len(), 5);
+    assert_eq!(names(0), names(1));
+    for name in names(0) {
+        let [a, b] = [0, 1].map(|host: usize| fs::read(hosts[host].join("checkpoint_1").join(&name)).unwrap());
+        assert!(a == b, "{name}");
+    }
+    assert!(
+        hosts.iter().all(|host| !host.join("checkpoint_0").exists()),
+        "pruned on each"
+    );
+    // Ranks read what their host has; one host alone serves any number of ranks.
+    let resumed = on_ranks(4, |communicator| {
+        let (acc, _model, host) = start(communicator);
+        let loaded = acc.load_latest().unwrap().unwrap();
+        assert_eq!(loaded.folder, hosts[host].join("checkpoint_1"));
+        values(&*acc)
+    });
+    assert_eq!(resumed, saved);
+    let resumed = on_ranks(3, |communicator| {
+        let acc = build(AcceleratorBuilder::default().communicator(communicator));
+        let _model = Model::new(acc.var_builder(Weights::Random { seed: 4 }).unwrap(), 5);
+        acc.prepare_optimizer(Box::new(AdamW::default())).unwrap();
+        acc.load_state(&hosts[1]).unwrap();
+        values(&*acc)
+    });
+    assert_eq!(resumed[0], saved[0]);
+    fs::remove_file(hosts[1].join("checkpoint_1/rank-00000.safetensors")).unwrap();
+    let told = on_ranks(4, |communicator| {
+        start(communicator).0.load_latest().unwrap_err().to_string()
+    });
+    let parts = [
+        "rank 2: ",
+        "rank-00000.safetensors: No such file",
+        "copy the folder from a host where it is whole",
+    ];
+    assert!(parts.iter().all(|part| told[0].contains(part)), "{told:?}");
 }
