@@ -1,5 +1,6 @@
 //! Adapters alone: trained beside a frozen base under every strategy, saved without it, and written for PEFT.
 
+use super::checkpoints::strategy;
 use super::{bits, build, flat, on_ranks};
 use candle_core::{DType, Device, ModuleT, Tensor, Var};
 use candle_nn::VarBuilder;
@@ -7,10 +8,7 @@ use sconce_collectives::Communicator;
 use sconce_core::checkpoint::{Checkpoint, ExportOptions, LoadOptions};
 use sconce_core::export::{PeftConfig, export_peft};
 use sconce_core::nn::{LoraLinear, LoraOptions, lora_linear};
-use sconce_core::{
-    Accelerator, AcceleratorBuilder, DataParallel, Optimizer, Sgd, ShardingStrategy, Unit, WeightFiles, Weights,
-    ZeroStage, unit,
-};
+use sconce_core::{Accelerator, AcceleratorBuilder, Optimizer, Sgd, Unit, WeightFiles, Weights, unit};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -71,17 +69,6 @@ fn rows() -> Tensor {
 
 fn loss_of(output: &Tensor) -> Tensor {
     (output - 0.3).unwrap().sqr().unwrap().mean_all().unwrap()
-}
-
-fn strategy(number: usize) -> Arc<dyn ShardingStrategy> {
-    match number {
-        0 => Arc::new(DataParallel),
-        1 => Arc::new(ZeroStage::One),
-        2 => Arc::new(ZeroStage::Two),
-        _ => Arc::new(ZeroStage::Three {
-            persistence_threshold: 0,
-        }),
-    }
 }
 
 struct Run {

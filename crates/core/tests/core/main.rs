@@ -2,6 +2,7 @@
 
 mod accumulating;
 mod adapters;
+mod checkpoint_folders;
 mod checkpoints;
 mod collating;
 mod configured;
