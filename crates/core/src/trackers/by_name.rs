@@ -1,11 +1,11 @@
 //! Trackers by their names, as a command line gives them.
 
-use super::{Csv, DvcLive, JsonLines, MlflowFiles, TensorBoard, Tracker, TrackerError};
 use crate::nearest::nearest;
+use super::{Csv, DvcLive, JsonLines, MlflowFiles, TensorBoard, Tracker, TrackerError, WandbOffline};
 use std::path::Path;
 
 /// The names of all trackers that are built in.
-pub const NAMES: [&str; 5] = ["jsonl", "csv", "tensorboard", "mlflow", "dvclive"];
+pub const NAMES: [&str; 6] = ["jsonl", "csv", "tensorboard", "wandb", "mlflow", "dvclive"];
 
 /// Makes a tracker that is built in and writes below `folder`.
 ///
@@ -17,6 +17,7 @@ pub fn tracker_from_name(name: &str, folder: impl AsRef<Path>) -> Result<Box<dyn
         "jsonl" => JsonLines::boxed(folder),
         "csv" => Csv::boxed(folder),
         "tensorboard" => TensorBoard::boxed(folder),
+        "wandb" => WandbOffline::boxed(folder),
         "mlflow" => MlflowFiles::boxed(folder),
         "dvclive" => DvcLive::boxed(folder),
         _ => return Err(refusal(name)),
@@ -25,10 +26,6 @@ pub fn tracker_from_name(name: &str, folder: impl AsRef<Path>) -> Result<Box<dyn
 
 fn refusal(name: &str) -> TrackerError {
     let reason = match name {
-        "wandb" => {
-            "its offline files have no published format, and its service needs a client of its own; use tensorboard, \
-             whose files `wandb sync` uploads"
-        }
         "trackio" => "it keeps runs in an SQLite database; use jsonl or csv",
         "comet_ml" | "clearml" | "swanlab" => "it is a service with a client of its own; use tensorboard or mlflow",
         "aim" => "it has a store of its own; use tensorboard, which `aim convert tensorboard` reads",

@@ -25,6 +25,7 @@
 //! | `csv` ([`Csv`]) | `PROJECT/metrics.csv` | yes | | | |
 //! | `tensorboard` ([`TensorBoard`]) | `PROJECT/events.out.tfevents.*` | as f32 | yes | yes | yes |
 //! | `mlflow` ([`MlflowFiles`]) | `mlruns/EXPERIMENT/RUN`, MLflow's store of files | yes | yes | yes | |
+//! | `wandb` ([`WandbOffline`]) | `wandb/offline-run-*`, what `wandb sync` uploads | yes | yes | yes | yes |
 //! | `dvclive` ([`DvcLive`]) | `dvclive/`, as DVCLive writes it | yes | | yes | |
 //!
 //! Services that need a network or a program of their own are refused by name, with what to use instead
@@ -36,6 +37,7 @@ mod csv;
 mod dvclive;
 mod error;
 mod files_by_name;
+mod histogram;
 mod json_lines;
 mod logging;
 mod mlflow;
@@ -44,6 +46,7 @@ mod png;
 mod tensorboard;
 mod tracker;
 mod tracker_list;
+mod wandb;
 mod yaml;
 
 pub use by_name::{NAMES, tracker_from_name};
@@ -55,3 +58,4 @@ pub use mlflow::MlflowFiles;
 pub use tensorboard::TensorBoard;
 pub use tracker::{Moment, Run, Tracker};
 pub use tracker_list::Trackers;
+pub use wandb::WandbOffline;

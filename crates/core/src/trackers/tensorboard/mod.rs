@@ -1,11 +1,12 @@
-//! Event files of TensorBoard, written byte by byte: a few messages of protobuf in the framing of TFRecord.
+//! Event files of TensorBoard: a few messages of protobuf in the framing of TFRecord.
 
 mod event;
-mod protobuf;
 mod record;
 
+use super::histogram::Histogram;
 use super::{Moment, Run, Tracker, TrackerError, png};
-use protobuf::Message;
+use event::Event;
+use prost::Message as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write as _};
 use std::path::PathBuf;
@@ -32,11 +33,11 @@ impl TensorBoard {
     }
 
     /// Writes one event, in one call of the system: it survives the end of this process.
-    fn write(&mut self, event: &Message) -> Result<(), TrackerError> {
+    fn write(&mut self, event: &Event) -> Result<(), TrackerError> {
         let Some((path, file)) = &mut self.open else {
             return Ok(());
         };
-        let written = file.write_all(&record::framed(event.bytes()));
+        let written = file.write_all(&record::framed(&event.encode_to_vec()));
         written.map_err(TrackerError::at(path))
     }
 }
@@ -61,29 +62,28 @@ impl Tracker for TensorBoard {
             let cell = |text: &str| text.replace('|', "\\|").replace('\n', " ");
             table += &format!("| {} | {} |\n", cell(&name), cell(&value));
         }
-        self.write(&event::of(at, &[event::text("hparams/text_summary", &table)]))
+        self.write(&event::of(at, vec![event::text("hparams/text_summary", &table)]))
     }
 
     fn log(&mut self, values: &[(&str, f64)], at: Moment) -> Result<(), TrackerError> {
         let values = values.iter().map(|(name, value)| event::scalar(name, *value));
-        self.write(&event::of(at, &Vec::from_iter(values)))
+        self.write(&event::of(at, values.collect()))
     }
 
     fn log_text(&mut self, name: &str, text: &str, at: Moment) -> Result<(), TrackerError> {
-        self.write(&event::of(at, &[event::text(name, text)]))
+        self.write(&event::of(at, vec![event::text(name, text)]))
     }
 
     fn log_image(&mut self, name: &str, image: &[u8], at: Moment) -> Result<(), TrackerError> {
         let size = png::size(name, image)?;
-        self.write(&event::of(at, &[event::image(name, size, image)]))
+        self.write(&event::of(at, vec![event::image(name, size, image)]))
     }
 
     fn log_histogram(&mut self, name: &str, values: &[f64], at: Moment) -> Result<(), TrackerError> {
-        let finite = Vec::from_iter(values.iter().copied().filter(|value| value.is_finite()));
-        if finite.is_empty() {
+        let Some(histogram) = Histogram::of(values, BARS) else {
             return Ok(());
-        }
-        self.write(&event::of(at, &[event::histogram(name, &finite, BARS)]))
+        };
+        self.write(&event::of(at, vec![event::histogram(name, histogram)]))
     }
 }
 

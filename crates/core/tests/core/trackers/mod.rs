@@ -1,7 +1,9 @@
 //! Trackers: what is written, by whom, and what becomes of one that fails.
 
 mod files;
+mod protobuf;
 mod tensorboard;
+mod wandb;
 
 use super::{accelerator, on_ranks};
 use sconce_core::trackers::{Moment, NAMES, Run, Tracker, TrackerError, Trackers, tracker_from_name};
@@ -229,11 +231,11 @@ fn names_are_looked_up_and_what_is_not_there_says_what_is() {
     assert_eq!(
         said("jsonl,tensorbord"),
         "tracker \"tensorbord\" is not known (did you mean \"tensorboard\"?); known are jsonl, csv, tensorboard, \
-         mlflow, dvclive and all"
+         wandb, mlflow, dvclive and all"
     );
     assert!(!said("neptune.ai").contains("did you mean"));
     assert!(said("").contains("\"\" is not known"));
-    for service in ["wandb", "trackio", "comet_ml", "aim", "clearml", "swanlab"] {
+    for service in ["trackio", "comet_ml", "aim", "clearml", "swanlab"] {
         let message = said(service);
         assert!(
             message.contains("is not built in: ") && message.contains("; use "),

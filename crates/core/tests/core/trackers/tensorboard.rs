@@ -1,21 +1,11 @@
 //! Event files, read by a reader that shares nothing with the writer.
 
 use super::files::PNG_HEAD;
+use super::protobuf::{Field, Value, block, fields, get, inner};
 use super::{alone, files_below};
 use sconce_core::trackers::Trackers;
 use serde_json::json;
 use std::fs;
-
-/// One field of a message: its number and its value.
-type Field = (u64, Value);
-
-#[derive(Debug, Clone, PartialEq)]
-enum Value {
-    Integer(u64),
-    Double(f64),
-    Float(f32),
-    Block(Vec<u8>),
-}
 
 /// CRC-32C bit by bit, by its definition as a division.
 fn checksum(data: &[u8]) -> u32 {
@@ -49,62 +39,6 @@ fn records(mut file: &[u8]) -> Vec<Vec<u8>> {
         file = &file[16 + length..];
     }
     records
-}
-
-fn varint(bytes: &mut &[u8]) -> u64 {
-    let mut value = 0;
-    for place in 0.. {
-        let byte = bytes[0];
-        *bytes = &bytes[1..];
-        value |= u64::from(byte & 0x7f) << (7 * place);
-        if byte < 0x80 {
-            break;
-        }
-    }
-    value
-}
-
-fn fields(mut bytes: &[u8]) -> Vec<Field> {
-    let mut fields = Vec::new();
-    while !bytes.is_empty() {
-        let key = varint(&mut bytes);
-        let mut take = |count: usize| {
-            let (taken, rest) = bytes.split_at(count);
-            bytes = rest;
-            taken.to_vec()
-        };
-        let value = match key & 7 {
-            0 => Value::Integer(varint(&mut bytes)),
-            1 => Value::Double(f64::from_le_bytes(take(8).try_into().unwrap())),
-            2 => {
-                let length = varint(&mut bytes) as usize;
-                let (taken, rest) = bytes.split_at(length);
-                bytes = rest;
-                Value::Block(taken.to_vec())
-            }
-            5 => Value::Float(f32::from_le_bytes(take(4).try_into().unwrap())),
-            other => panic!("wire type {other}"),
-        };
-        fields.push((key >> 3, value));
-    }
-    fields
-}
-
-/// The first field of this number.
-fn get(fields: &[Field], number: u64) -> &Value {
-    let found = fields.iter().find(|(other, _)| *other == number);
-    &found.unwrap_or_else(|| panic!("field {number} in {fields:?}")).1
-}
-
-fn block(fields: &[Field], number: u64) -> Vec<u8> {
-    match get(fields, number) {
-        Value::Block(bytes) => bytes.clone(),
-        other => panic!("{other:?}"),
-    }
-}
-
-fn inner(message: &[Field], number: u64) -> Vec<Field> {
-    fields(&block(message, number))
 }
 
 fn doubles(bytes: &[u8]) -> Vec<f64> {
