@@ -86,8 +86,8 @@ struct Arguments {
     /// File for one JSON line per optimizer step: step, loss, grad_norm, lr, tokens_per_second.
     #[arg(long)]
     metrics_out: Option<PathBuf>,
-    /// Experiment trackers that get the same numbers, and the run's settings: jsonl, csv, tensorboard, mlflow, dvclive with
-    /// commas between, or all.
+    /// Experiment trackers that get the same numbers, and the run's settings: jsonl, csv, tensorboard, wandb, mlflow, dvclive
+    /// with commas between, or all.
     #[arg(long, value_name = "NAME[,NAME]")]
     report_to: Option<String>,
     /// Folder for what trackers write.

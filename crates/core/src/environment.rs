@@ -89,6 +89,11 @@ pub const FSDP_SYNC_MODULE_STATES: &str = "FSDP_SYNC_MODULE_STATES";
 /// Whether one rank reads weights for all; here each reads its share. Set by
 /// `sconce launch --fsdp_cpu_ram_efficient_loading`.
 pub const FSDP_CPU_RAM_EFFICIENT_LOADING: &str = "FSDP_CPU_RAM_EFFICIENT_LOADING";
+/// Server that the tracker `mlflow` sends to, as MLflow's own programs read it: `http://HOST:PORT` or `https://..`; files
+/// for anything else.
+pub const MLFLOW_TRACKING_URI: &str = "MLFLOW_TRACKING_URI";
+/// Token that this server asks for. A secret.
+pub const MLFLOW_TRACKING_TOKEN: &str = "MLFLOW_TRACKING_TOKEN";
 /// What a rank computes on: `cpu`, `cuda` (the GPU whose number is the rank's on its host) or `cuda:N`; by default a GPU
 /// for each rank over NCCL, else the CPU.
 pub const SCONCE_DEVICE: &str = "SCONCE_DEVICE";
@@ -135,6 +140,8 @@ pub const ALL: &[&str] = &[
     FSDP_USE_ORIG_PARAMS,
     FSDP_SYNC_MODULE_STATES,
     FSDP_CPU_RAM_EFFICIENT_LOADING,
+    MLFLOW_TRACKING_URI,
+    MLFLOW_TRACKING_TOKEN,
     SCONCE_DEVICE,
     SCONCE_FLIGHT_RECORDER,
     SCONCE_TIMEOUT,

@@ -79,11 +79,11 @@ fn a_tracker_that_cannot_write_warns_once_and_the_run_goes_on() {
 
 #[test]
 fn an_unknown_tracker_is_told_once_before_anything_is_done() {
-    let output = train(2, &["--steps", "3", "--report_to", "csv,wandb"]);
+    let output = train(2, &["--steps", "3", "--report_to", "csv,comet_ml"]);
     let stderr = text(&output.stderr);
     assert!(!output.status.success() && text(&output.stdout).is_empty(), "{stderr}");
     let told = stderr
         .lines()
-        .filter(|line| line.starts_with("[rank ") && line.contains("\"wandb\" is not built in: "));
+        .filter(|line| line.starts_with("[rank ") && line.contains("\"comet_ml\" is not built in: "));
     assert_eq!(told.count(), 1, "{stderr}");
 }

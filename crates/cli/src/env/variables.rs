@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use sconce_collectives::environment::{self as collectives, SCONCE_STORE_SECRET};
-use sconce_core::environment as core;
+use sconce_core::environment::{self as core, MLFLOW_TRACKING_TOKEN, MLFLOW_TRACKING_URI};
 
 /// Those that what Sconce is made of reads.
 const OF_OTHERS: [&str; 8] = [
@@ -23,7 +23,8 @@ pub(super) fn that_are_set(lookup: impl Fn(&str) -> Option<OsString>) -> Vec<(&'
     let value = |name: &&'static str| {
         let value = lookup(name)?;
         let told = match *name {
-            SCONCE_STORE_SECRET => "(set, and not shown)".into(),
+            // An address may have a password in it.
+            SCONCE_STORE_SECRET | MLFLOW_TRACKING_TOKEN | MLFLOW_TRACKING_URI => "(set, and not shown)".into(),
             _ => value.to_string_lossy(),
         };
         Some((*name, told.into_owned()))
@@ -40,10 +41,14 @@ mod tests {
         let set = that_are_set(|name| match name {
             "SCONCE_STORE_SECRET" => Some("sixteen characters".into()),
             "OMP_NUM_THREADS" => Some("3".into()),
+            "MLFLOW_TRACKING_URI" => Some("https://me:password@host".into()),
+            "MLFLOW_TRACKING_TOKEN" => Some("token".into()),
             _ => None,
         });
         let expected = [
             ("SCONCE_STORE_SECRET", "(set, and not shown)"),
+            ("MLFLOW_TRACKING_URI", "(set, and not shown)"),
+            ("MLFLOW_TRACKING_TOKEN", "(set, and not shown)"),
             ("OMP_NUM_THREADS", "3"),
         ];
         assert_eq!(set, expected.map(|(name, value)| (name, value.to_owned())));

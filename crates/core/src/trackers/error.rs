@@ -62,6 +62,14 @@ pub enum TrackerError {
         /// What is wrong with it.
         reason: &'static str,
     },
+    /// A server cannot be used.
+    #[error("{address}: {reason}")]
+    Server {
+        /// Where it is.
+        address: String,
+        /// What it said, or did not say.
+        reason: String,
+    },
     /// A tracker failed, in a run that is to stop for that.
     #[error("tracker {tracker}: {source}")]
     Failed {

@@ -49,4 +49,14 @@ impl Histogram {
             counts,
         })
     }
+
+    /// Returns where the parts begin and end, in order. A single value lies in the middle of a part of width 1, as numpy has
+    /// it.
+    pub(super) fn edges(&self) -> Vec<f64> {
+        if self.low < self.high {
+            [&[self.low], &*self.limits].concat()
+        } else {
+            vec![self.low - 0.5, self.low + 0.5]
+        }
+    }
 }

@@ -70,7 +70,8 @@ fn beginning(at: Moment) -> String {
     format!("{{\"step\":{},\"wall_time\":{}", at.step, number(at.wall_time))
 }
 
-fn number(value: f64) -> Value {
+/// Returns a number, or the text for one that JSON does not have.
+pub(super) fn number(value: f64) -> Value {
     match value {
         finite if finite.is_finite() => finite.into(),
         none if none.is_nan() => "NaN".into(),

@@ -28,11 +28,16 @@
 //! | `wandb` ([`WandbOffline`]) | `wandb/offline-run-*`, what `wandb sync` uploads | yes | yes | yes | yes |
 //! | `dvclive` ([`DvcLive`]) | `dvclive/`, as DVCLive writes it | yes | | yes | |
 //!
-//! Services that need a network or a program of their own are refused by name, with what to use instead
+//! With the feature `trackio` there is also `trackio` (`Trackio`), which writes Trackio's SQLite store `trackio/PROJECT.db`: all of
+//! the four. With the feature `mlflow`, and `MLFLOW_TRACKING_URI` an address such as `http://127.0.0.1:5000`, `mlflow` is a
+//! server (`MlflowServer`) that gets scalars, with the token `MLFLOW_TRACKING_TOKEN` if there is one.
+//!
+//! Other services that need a network or a program of their own are refused by name, with what to use instead
 //! ([`tracker_from_name`]). A tracker of one's own implements [`Tracker`].
 
 mod append_file;
 mod by_name;
+mod calendar;
 mod csv;
 mod dvclive;
 mod error;
@@ -41,11 +46,15 @@ mod histogram;
 mod json_lines;
 mod logging;
 mod mlflow;
+#[cfg(feature = "mlflow")]
+mod mlflow_server;
 mod name_path;
 mod png;
 mod tensorboard;
 mod tracker;
 mod tracker_list;
+#[cfg(feature = "trackio")]
+mod trackio;
 mod wandb;
 mod yaml;
 
@@ -55,7 +64,11 @@ pub use dvclive::DvcLive;
 pub use error::TrackerError;
 pub use json_lines::JsonLines;
 pub use mlflow::MlflowFiles;
+#[cfg(feature = "mlflow")]
+pub use mlflow_server::MlflowServer;
 pub use tensorboard::TensorBoard;
 pub use tracker::{Moment, Run, Tracker};
 pub use tracker_list::Trackers;
+#[cfg(feature = "trackio")]
+pub use trackio::Trackio;
 pub use wandb::WandbOffline;

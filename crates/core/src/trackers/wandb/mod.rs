@@ -3,6 +3,7 @@
 mod log_file;
 mod record;
 
+use super::calendar::Date;
 use super::histogram::Histogram;
 use super::name_path::path_of_name;
 use super::{Moment, Run, Tracker, TrackerError, png};
@@ -143,13 +144,7 @@ impl Tracker for WandbOffline {
         let Some(histogram) = Histogram::of(values, PARTS) else {
             return Ok(());
         };
-        // A single value lies in the middle of a part of width 1, as numpy has it.
-        let edges = if histogram.low < histogram.high {
-            [&[histogram.low], &*histogram.limits].concat()
-        } else {
-            vec![histogram.low - 0.5, histogram.low + 0.5]
-        };
-        let facts = json!({"_type": "histogram", "bins": edges, "values": histogram.counts});
+        let facts = json!({"_type": "histogram", "bins": histogram.edges(), "values": histogram.counts});
         open.add(items_of(name, &facts), None, at)
     }
 
@@ -294,48 +289,11 @@ fn new_folder(store: &Path, project: &str, at: Moment) -> Result<(String, PathBu
             digit.expect("a remainder of 36 is a digit of base 36")
         });
         let id = String::from_iter(id);
-        let folder = store.join(format!("offline-run-{}-{id}", date(at.wall_time as u64)));
+        let folder = store.join(format!("offline-run-{}-{id}", Date::of(at.wall_time as u64).compact()));
         match fs::create_dir(&folder) {
             Ok(()) => return Ok((id, folder)),
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => attempt += 1,
             Err(source) => return Err(TrackerError::File { path: folder, source }),
-        }
-    }
-}
-
-/// Returns `YYYYMMDD_HHMMSS` of seconds since 1970, in UTC.
-///
-/// Source: Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`.
-fn date(seconds: u64) -> String {
-    let (days, time) = (seconds / 86400, seconds % 86400);
-    // Counted from 0000-03-01, so that a leap day is the last of its year.
-    let days = days + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = era * 400 + year + u64::from(month <= 2);
-    let (hour, minute, second) = (time / 3600, time / 60 % 60, time % 60);
-    format!("{year:04}{month:02}{day:02}_{hour:02}{minute:02}{second:02}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        // As `date --utc --date=@SECONDS +%Y%m%d_%H%M%S` has them.
-        for (seconds, expected) in [
-            (0, "19700101_000000"),
-            (951_782_399, "20000228_235959"),
-            (951_782_400, "20000229_000000"),
-            (1_796_131_729, "20261201_132849"),
-            (4_107_542_400, "21000301_000000"),
-        ] {
-            assert_eq!(date(seconds), expected, "{seconds}");
         }
     }
 }
