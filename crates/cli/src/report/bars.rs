@@ -13,17 +13,11 @@ const RIGHT: f64 = 24.0;
 const BAR: f64 = 24.0;
 const GAP: f64 = 10.0;
 /// Time in no span.
-const ELSEWHERE: &str = "#d9d9d9";
+pub(super) const ELSEWHERE: &str = "#d9d9d9";
 
 /// Returns a bar for each thread of each rank, with a legend that says how long each phase took on the average rank.
 pub(super) fn bars(times: &[RankTime]) -> String {
-    let mut totals: BTreeMap<&str, f64> = BTreeMap::new();
-    for (phase, seconds) in times.iter().flat_map(|time| &time.phases) {
-        *totals.entry(phase).or_default() += seconds;
-    }
-    let mut phases = Vec::from_iter(totals);
-    phases.sort_by(|one, other| other.1.total_cmp(&one.1));
-    let ranks = BTreeSet::from_iter(times.iter().map(|time| time.rank)).len() as f64;
+    let phases = phases(times);
     let longest = times.iter().map(|time| time.whole).fold(0.0, f64::max);
     let axis = Axis::around(0.0, longest);
     let x = |seconds: f64| LEFT + axis.place(seconds) * (WIDTH - LEFT - RIGHT);
@@ -38,7 +32,7 @@ pub(super) fn bars(times: &[RankTime]) -> String {
             key(
                 colour(number),
                 "none",
-                &format!("{phase} ({:.3} s a rank)", seconds / ranks)
+                &format!("{phase} ({:.3} s a rank)", seconds)
             )
         ));
     }
@@ -90,4 +84,17 @@ pub(super) fn bars(times: &[RankTime]) -> String {
         height - 6.0
     ));
     html
+}
+
+/// Returns the phases and how many seconds each took on the average rank, the longest first.
+pub(super) fn phases(times: &[RankTime]) -> Vec<(&str, f64)> {
+    let mut totals: BTreeMap<&str, f64> = BTreeMap::new();
+    for (phase, seconds) in times.iter().flat_map(|time| &time.phases) {
+        *totals.entry(phase).or_default() += seconds;
+    }
+    let ranks = BTreeSet::from_iter(times.iter().map(|time| time.rank)).len() as f64;
+    let phases = totals.into_iter().map(|(phase, seconds)| (phase, seconds / ranks));
+    let mut phases = Vec::from_iter(phases);
+    phases.sort_by(|one, other| other.1.total_cmp(&one.1));
+    phases
 }

@@ -1,6 +1,7 @@
 //! `sconce report`: one page of plots from what runs have logged, to look at and to send on.
 //!
-//! The page needs nothing but itself: plots are SVG within it, and no script or font is fetched from anywhere.
+//! The page needs nothing but itself: plots are SVG within it, and no script or font is fetched from anywhere. With `--png`
+//! the same plots are pictures too.
 
 mod axis;
 mod bars;
@@ -8,6 +9,7 @@ mod colours;
 mod line_plot;
 mod markup;
 mod page;
+mod pictures;
 mod run;
 mod trace;
 
@@ -32,12 +34,15 @@ pub(crate) struct Arguments {
     /// Where to write the page
     #[arg(long, default_value = "report.html")]
     out: PathBuf,
+    /// Folder for the same plots as PNG files, one each
+    #[arg(long, value_name = "FOLDER")]
+    png: Option<PathBuf>,
 }
 
 /// Runs `sconce report`.
 ///
 /// # Errors
-/// A run that is not there or cannot be read, and a page or a stdout that cannot be written to.
+/// A run that is not there or cannot be read, and a page, a picture or a stdout that cannot be written to.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
     let runs = run::read_all(&arguments.runs)?;
     for note in runs.iter().flat_map(|run| &run.notes) {
@@ -47,5 +52,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
     std::fs::write(&arguments.out, page)
         .map_err(|error| CommandError::failure(format!("{}: {error}", arguments.out.display())))?;
     terminal::print(&format!("wrote {}\n", shown(&arguments.out.display().to_string())))?;
+    if let Some(folder) = &arguments.png {
+        if let Some(note) = pictures::write(&runs, folder)? {
+            terminal::note(&note);
+        }
+        terminal::print(&format!("wrote PNG files into {}\n", shown(&folder.display().to_string())))?;
+    }
     Ok(ExitCode::SUCCESS)
 }

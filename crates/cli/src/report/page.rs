@@ -18,11 +18,15 @@ th:first-child, td:first-child { text-align: left; }
 .plots { display: grid; grid-template-columns: 1fr 1fr; gap: 8px 24px; }
 @media (max-width: 900px) { .plots { grid-template-columns: 1fr; } }
 svg { width: 100%; height: auto; display: block; }
-svg text { font-size: 13px; fill: #1a1a1a; } svg text.name { font-size: 14px; }
-.grid { stroke: #e3e3e3; } .axis { stroke: #444; fill: none; }
 .legend { margin: 2px 0 4px; font-size: 13px; } .legend span { margin-right: 16px; white-space: nowrap; }
 i { display: inline-block; width: 22px; height: 10px; margin-right: 6px; border-radius: 2px; }
 .note { font-size: 13px; color: #555; margin: 2px 0; }
+";
+
+/// Of plots, wherever they stand.
+pub(super) const PLOT_STYLE: &str = "
+svg text { font-size: 13px; fill: #1a1a1a; } svg text.name { font-size: 14px; }
+.grid { stroke: #e3e3e3; } .axis { stroke: #444; fill: none; }
 ";
 
 /// Returns the whole page.
@@ -33,7 +37,7 @@ pub(super) fn of(runs: &[Run]) -> String {
     };
     let mut html = format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\
-         <style>{STYLE}</style></head><body>\n<h1>{title}</h1>\n"
+         <style>{STYLE}{PLOT_STYLE}</style></head><body>\n<h1>{title}</h1>\n"
     );
     let mut put = |text: std::fmt::Arguments<'_>| html += &format!("{text}\n");
     put(format_args!("{}", table(runs)));
@@ -103,7 +107,7 @@ fn median(run: &Run, name: &str) -> Option<f64> {
 }
 
 /// All names that are logged, those first that are looked at first.
-fn names(runs: &[Run]) -> Vec<String> {
+pub(super) fn names(runs: &[Run]) -> Vec<String> {
     let names = runs.iter().flat_map(|run| run.values.keys().cloned());
     let mut names = Vec::from_iter(BTreeSet::from_iter(names));
     let place = |name: &String| {
@@ -115,7 +119,7 @@ fn names(runs: &[Run]) -> Vec<String> {
 }
 
 /// A title, and the unit that stands at the axis.
-fn title_and_unit(name: &str) -> (String, String) {
+pub(super) fn title_and_unit(name: &str) -> (String, String) {
     let (title, unit) = match name {
         "loss" => ("Loss", "loss"),
         "lr" | "learning_rate" => ("Learning rate", "learning rate"),
@@ -139,11 +143,7 @@ fn title_and_unit(name: &str) -> (String, String) {
 
 fn figure(runs: &[Run], name: &str) -> String {
     let (title, unit) = title_and_unit(name);
-    let lines = runs.iter().enumerate().filter_map(|(run, of)| {
-        let values = of.values.get(name)?;
-        Some(Line { run, values })
-    });
-    let lines = Vec::from_iter(lines);
+    let lines = lines_of(runs, name);
     let mut html = format!("<section><h2>{}</h2>", escaped(&title));
     if runs.len() > 1 {
         let entry = |line: &Line<'_>| format!("<span>{}</span>", key_of(runs, line.run));
@@ -158,4 +158,13 @@ fn figure(runs: &[Run], name: &str) -> String {
         }
     }
     html + "</section>"
+}
+
+/// The values of a name, of all runs that have it.
+pub(super) fn lines_of<'r>(runs: &'r [Run], name: &str) -> Vec<Line<'r>> {
+    let lines = runs.iter().enumerate().filter_map(|(run, of)| {
+        let values = of.values.get(name)?;
+        Some(Line { run, values })
+    });
+    lines.collect()
 }

@@ -248,3 +248,80 @@ fn spans_that_differ_in_what_they_were_for_are_one_phase() {
     }
     assert_eq!(html.matches(" s a rank)</span>").count(), 2, "no phase besides: {html}");
 }
+
+/// Width and height of a PNG file whose pixels can be read, and whether some are of this colour.
+fn pixels(path: &Path, colour: [u8; 3]) -> ([u32; 2], usize) {
+    let picture = resvg::tiny_skia::Pixmap::load_png(path).unwrap();
+    let is_it = |pixel: &&resvg::tiny_skia::PremultipliedColorU8| [pixel.red(), pixel.green(), pixel.blue()] == colour;
+    let count = picture.pixels().iter().filter(is_it).count();
+    ([picture.width(), picture.height()], count)
+}
+
+#[test]
+fn every_plot_is_a_picture_too_with_text_whatever_fonts_there_are() {
+    let folder = tempfile::tempdir().unwrap();
+    write_run(folder.path(), "first");
+    write_run(folder.path(), "second");
+    let trace = "[\n{\"name\":\"backward\",\"ph\":\"X\",\"pid\":0,\"tid\":0,\"ts\":0.0,\"dur\":2000000.0}\n]\n";
+    fs::write(folder.path().join("first/trace-rank-0.json"), trace).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sconce"));
+    command
+        .args(["report", "first", "second", "--png", "plots/of runs"])
+        .current_dir(folder.path());
+    // Nowhere fonts could come from.
+    command.env_clear().env("HOME", folder.path());
+    let output = command.output().unwrap();
+    assert_eq!(text(&output.stderr), "");
+    assert_eq!(
+        text(&output.stdout),
+        "wrote report.html\nwrote PNG files into plots/of runs\n"
+    );
+    let plots = folder.path().join("plots/of runs");
+    let mut files = Vec::from_iter(fs::read_dir(&plots).unwrap().map(|entry| entry.unwrap().file_name()));
+    files.sort();
+    assert_eq!(files, ["_odd_.png", "loss.png", "lr.png", "time_first.png"]);
+
+    // The plot of 600 by 320 with a margin, and above it a title and a key of two rows; two pixels for each unit.
+    let (size, blue) = pixels(&plots.join("loss.png"), [0, 0x72, 0xb2]);
+    assert_eq!(size, [2 * 632, 2 * (34 + 2 * 19 + 8 + 320 + 16)]);
+    assert!(
+        blue > 400,
+        "the first run's key, its line being under the other: {blue}"
+    );
+    let (_, orange) = pixels(&plots.join("loss.png"), [0xd5, 0x5e, 0]);
+    assert!(orange > 500, "the second run's line: {orange}");
+    // Text is the only thing that has its colour.
+    let (_, ink) = pixels(&plots.join("loss.png"), [0x1a; 3]);
+    assert!(ink > 1000, "{ink}");
+    let (size, blue) = pixels(&plots.join("time_first.png"), [0, 0x72, 0xb2]);
+    assert!(size[0] == 2 * 1232 && blue > 10_000, "{size:?}: {blue}");
+}
+
+#[test]
+fn what_pictures_cannot_show_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    // A name that JSON can have, and neither XML nor a file.
+    let odd = "{\"step\":0,\"../\\u0001\\uffff\":4}\n{\"step\":1,\"../\\u0001\\uffff\":3}\n";
+    fs::write(folder.path().join("odd.jsonl"), odd).unwrap();
+    let output = report(folder.path(), &["odd.jsonl", "--png", "odd"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(folder.path().join("odd/_..___.png").is_file());
+    write_run(folder.path(), "\u{8bad}\u{7ec3}");
+    write_run(folder.path(), "\u{3b2}-\u{416}");
+    let output = report(
+        folder.path(),
+        &["\u{8bad}\u{7ec3}", "\u{3b2}-\u{416}", "--png", "plots"],
+    );
+    assert!(output.status.success());
+    assert_eq!(
+        text(&output.stderr),
+        "note: plots: pictures have boxes for '\u{8bad}', '\u{7ec3}', which their font does not have; the page has all letters\n"
+    );
+    fs::write(folder.path().join("file"), "").unwrap();
+    let output = report(folder.path(), &["\u{3b2}-\u{416}", "--png", "file"]);
+    assert!(
+        !output.status.success() && text(&output.stderr).starts_with("error: file: "),
+        "{}",
+        text(&output.stderr)
+    );
+}
