@@ -98,10 +98,11 @@ pub enum Collective<'a> {
         output: ElementsMut<'a>,
         counts: Counts<'a>,
     },
-    /// Part r of every rank's `buffer` becomes rank r's part r.
+    /// Part r of every rank's `buffer` becomes rank r's part r; ranks agree on `label`, if there is one.
     AllGatherInPlace {
         buffer: ElementsMut<'a>,
         counts: Counts<'a>,
+        label: Option<u32>,
     },
     /// Every rank's `each` gets every rank's `input`, in any order; ranks agree on `label`.
     AllGatherEach {
@@ -220,7 +221,7 @@ impl Collective<'_> {
                 length("input", input.len(), counts.of(rank), "this rank's count")?;
                 length("output", output.len(), counts.total(size), "all ranks' counts together")
             }
-            Self::ReduceScatterInPlace { buffer, counts, .. } | Self::AllGatherInPlace { buffer, counts } => {
+            Self::ReduceScatterInPlace { buffer, counts, .. } | Self::AllGatherInPlace { buffer, counts, .. } => {
                 length("buffer", buffer.len(), counts.total(size), "all ranks' counts together")
             }
             Self::AllGatherEach { input, counts, .. } => {
@@ -318,7 +319,9 @@ impl Collective<'_> {
             Self::AllToAll {
                 send: Counts::Each(_), ..
             } => 1,
-            Self::AllGatherEach { label, .. } => digest_of_label(*label),
+            Self::AllGatherEach { label, .. } | Self::AllGatherInPlace { label: Some(label), .. } => {
+                digest_of_label(*label)
+            }
             _ => self.counts().map_or(0, |counts| counts.digest()),
         };
         Signature {
@@ -563,6 +566,7 @@ mod tests {
             Collective::AllGatherInPlace {
                 buffer: ElementsMut::new(&mut values),
                 counts: Counts::Each(&[1, 2, 3]),
+                label: None,
             }
             .signature(3),
         ];
@@ -577,6 +581,7 @@ mod tests {
             Collective::AllGatherInPlace {
                 buffer: ElementsMut::new(&mut [0u8; 6]),
                 counts: Counts::Each(counts),
+                label: None,
             }
             .signature(3)
         };

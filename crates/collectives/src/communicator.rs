@@ -154,6 +154,18 @@ impl<'c> dyn Communicator + 'c {
         self.execute(Collective::AllGatherInPlace {
             buffer: ElementsMut::new(buffer),
             counts,
+            label: None,
+        })
+    }
+
+    /// Does so with equal parts; `label` is compared over the ranks, as for [`Communicator::all_gather_each`].
+    ///
+    /// [`Communicator::all_gather_each`]: #method.all_gather_each
+    pub fn all_gather_labelled<T: Element>(&self, buffer: &mut [T], part: usize, label: u32) -> Result<()> {
+        self.execute(Collective::AllGatherInPlace {
+            buffer: ElementsMut::new(buffer),
+            counts: Counts::Equal(part),
+            label: Some(label),
         })
     }
 

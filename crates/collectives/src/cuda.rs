@@ -5,9 +5,14 @@
 
 mod gpu;
 mod kernels;
+mod unified;
 
 pub use gpu::{Gpu, check_kernels, gpus};
 pub use kernels::Capability;
+pub(crate) use unified::Unified;
+#[cfg(feature = "nccl")]
+pub(crate) use unified::is_unified;
+pub use unified::{Lent, UnifiedMemory};
 
 use crate::{Error, Result};
 use candle_core::cuda::cudarc::driver::{CudaContext, DriverError};

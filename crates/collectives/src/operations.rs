@@ -95,7 +95,7 @@ pub(crate) fn dispatch(operations: &mut impl Operations, collective: Collective<
                 .copy_between(&Private::of(input.bytes()));
             operations.all_gather(target, &parts)
         }
-        Collective::AllGatherInPlace { mut buffer, counts } => {
+        Collective::AllGatherInPlace { mut buffer, counts, .. } => {
             let parts = parts(counts, buffer.element(), size);
             operations.all_gather(Private::of_mut(buffer.bytes_mut()), &parts)
         }

@@ -1,5 +1,6 @@
 //! One bucket of gradients: its memory on the way, and the reduced parts that a rank holds of it.
 
+use crate::device::{FlatMemory, Gpu};
 use crate::gradients::{Arrival, Compression};
 use crate::layout::{BucketLayout, Slot};
 use crate::{Residence, Result};
@@ -17,7 +18,7 @@ pub(crate) struct Bucket {
     pub(crate) layout: BucketLayout,
     pub(crate) memory: Memory,
     /// This rank's part of a sharded gradient, and whether it holds one since the last clear.
-    pub(crate) shard: Vec<f32>,
+    pub(crate) shard: FlatMemory,
     pub(crate) shard_holds: bool,
     /// Parameters that have not come in during this backward.
     pub(crate) missing: usize,
@@ -49,18 +50,23 @@ pub(crate) struct Away {
 }
 
 impl Bucket {
-    pub(crate) fn new(layout: BucketLayout, allocate: impl FnOnce(usize) -> Result<Buffer>) -> Result<Self> {
+    /// `gpu` is where the shard is to lie, if it is on one.
+    pub(crate) fn new(
+        layout: BucketLayout,
+        gpu: Option<&Gpu>,
+        allocate: impl FnOnce(usize) -> Result<Buffer>,
+    ) -> Result<Self> {
         let mut bucket = Self {
             missing: 0,
             arrivals: Vec::new(),
             compression: None,
             memory: Memory::Absent,
-            shard: Vec::new(),
+            shard: FlatMemory::default(),
             shard_holds: false,
             layout,
         };
         if bucket.is_sharded() {
-            bucket.shard = vec![0.0; bucket.layout.part_elements];
+            bucket.shard = FlatMemory::filled(gpu, 0.0, bucket.layout.part_elements)?;
         } else {
             bucket.memory = Memory::Here(allocate(bucket.layout.elements())?);
         }
@@ -69,6 +75,9 @@ impl Bucket {
 
     /// Waits for the gradients that are on their way from a device.
     pub(crate) fn land(&mut self) -> Result<()> {
+        if self.arrivals.is_empty() {
+            return Ok(());
+        }
         let arrivals = std::mem::take(&mut self.arrivals);
         match &mut self.memory {
             Memory::Here(buffer) => {
@@ -97,13 +106,25 @@ impl Bucket {
     }
 
     /// Adds this rank's part of a reduced bucket to its shard.
-    pub(crate) fn add_to_shard(&mut self, reduced: &[f32]) {
-        let pairs = self.shard.par_chunks_mut(BLOCK).zip(reduced.par_chunks(BLOCK));
-        if std::mem::replace(&mut self.shard_holds, true) {
+    pub(crate) fn add_to_shard(&mut self, reduced: &Buffer, own: Range<usize>, gpu: Option<&Gpu>) -> Result<()> {
+        let is_first = !std::mem::replace(&mut self.shard_holds, true);
+        if let (Some(gpu), Some(shard)) = (gpu, self.shard.on_device_mut())
+            && reduced.is_unified()
+        {
+            return gpu.add((reduced, own.start), shard, own.len(), is_first);
+        }
+        let reduced = &reduced.as_slice::<f32>()[own];
+        let pairs = self
+            .shard
+            .as_mut_slice()
+            .par_chunks_mut(BLOCK)
+            .zip(reduced.par_chunks(BLOCK));
+        if !is_first {
             pairs.for_each(|(sum, values)| sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value));
         } else {
             pairs.for_each(|(sum, values)| sum.copy_from_slice(values));
         }
+        Ok(())
     }
 
     /// Returns the parts that rank `rank` holds; all of them while gradients are `local`, or `None` when the memory is
@@ -117,18 +138,16 @@ impl Bucket {
                 } else {
                     rank..rank + 1
                 };
-                let elements = layout.part(parts.start).start..layout.part(parts.end).start;
-                let elements = &buffer.as_slice::<f32>()[elements];
                 Some(Held {
                     layout,
+                    memory: HeldMemory::Bucket(buffer, layout.part(parts.start).start),
                     parts,
-                    elements,
                 })
             }
             Memory::Absent => Some(Held {
                 layout,
                 parts: rank..rank + 1,
-                elements: &self.shard,
+                memory: HeldMemory::Shard(&self.shard),
             }),
             Memory::Away(_) | Memory::Lost => None,
         }
@@ -141,13 +160,36 @@ pub(crate) struct Held<'a> {
     pub(crate) layout: &'a BucketLayout,
     /// The first part held; all, or this rank's alone.
     pub(crate) parts: Range<usize>,
-    elements: &'a [f32],
+    memory: HeldMemory<'a>,
+}
+
+/// Where they are.
+#[derive(Debug)]
+enum HeldMemory<'a> {
+    /// In the bucket's memory, from an element on.
+    Bucket(&'a Buffer, usize),
+    Shard(&'a FlatMemory),
 }
 
 impl Held<'_> {
-    /// Returns the gradient of a slot's elements in a part that is held.
+    /// Returns the gradient of a slot's elements in a part that is held, for the host.
     pub(crate) fn gradient(&self, slot: &Slot, part: usize) -> &[f32] {
-        &self.elements[self.place(slot, part)]
+        let place = self.place(slot, part);
+        match self.memory {
+            HeldMemory::Bucket(buffer, start) => &buffer.as_slice()[start + place.start..start + place.end],
+            HeldMemory::Shard(shard) => &shard.as_slice()[place],
+        }
+    }
+
+    /// Returns the memory that kernels work on, and which of its elements are that gradient, if it is such.
+    pub(crate) fn on_device(&self, slot: &Slot, part: usize) -> Option<(&Buffer, Range<usize>)> {
+        let place = self.place(slot, part);
+        match self.memory {
+            HeldMemory::Bucket(buffer, start) => buffer
+                .is_unified()
+                .then_some((buffer, start + place.start..start + place.end)),
+            HeldMemory::Shard(shard) => Some((shard.on_device()?, place)),
+        }
     }
 
     /// Returns where a slot's elements in a part lie in arrays that cover the parts held.

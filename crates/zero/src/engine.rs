@@ -28,7 +28,7 @@ use crate::{
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use sconce_collectives::{Communicator, Traffic};
+use sconce_collectives::{Buffer, Communicator, Traffic};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -469,7 +469,10 @@ impl Engine {
         let parameters = self.parameters.all();
         let gradient_scale = self.gradients.scale();
         let outcome = self.gradients.with_held(|buckets, holds| match optimizer {
-            Optimizer::Rule(stepper) => stepper.step(learning_rate, gradient_scale, buckets, holds, &parameters),
+            Optimizer::Rule(stepper) => {
+                let gpu = self.staging.any_gpu();
+                stepper.step(learning_rate, gradient_scale, buckets, holds, &parameters, gpu)
+            }
             Optimizer::Candle(shares) => shares.step(learning_rate, gradient_scale, buckets, holds, &parameters),
         });
         if let Err(error) = outcome.flatten() {
@@ -511,6 +514,12 @@ impl Engine {
         self.loss_guard().restore(state)
     }
 
+    /// Returns how often the host has looked at state that lies on a GPU, of which each time pages may have moved there and
+    /// back: 0 where no state does. Training by rules of this crate does so only to read its checkpoints and values.
+    pub fn host_accesses(&self) -> u64 {
+        self.staging.host_accesses()
+    }
+
     /// Forgets all gradients.
     pub fn zero_grad(&self) {
         self.gradients.clear();
@@ -519,18 +528,31 @@ impl Engine {
     /// Gives every rank the values that other ranks have updated for it.
     fn exchange_values(&self, parameters: &[Parameter]) -> Result<()> {
         let rank = self.mesh.shard.rank();
-        let own_part = |layout: &BucketLayout, part: &mut [u8]| {
+        let own_part = |layout: &BucketLayout, whole: &mut Buffer| {
             layout.slots.iter().try_for_each(|slot| {
-                let place = &mut part[bytes_of(layout, slot.within_part(rank))];
+                let place = bytes_of(layout, layout.place(slot, rank));
                 let tensor = &parameters[slot.parameter].tensor;
+                if whole.is_unified() && tensor.gpu(Tier::Device).is_some() {
+                    return Ok(tensor.copy_to_buffer(slot.chunk(rank), whole, place.start)?);
+                }
+                let place = &mut whole.as_mut_slice::<u8>()[place];
                 Ok(tensor.with_values(Intent::Read, slot.chunk(rank), |values| {
                     place.copy_from_slice(values.into_bytes());
                 })?)
             })
         };
-        let take = |layout: &BucketLayout, whole: &[u8]| {
+        let take = |layout: &BucketLayout, whole: &Buffer| {
             layout.slots.iter().try_for_each(|slot| {
                 let tensor = &parameters[slot.parameter].tensor;
+                if whole.is_unified() && tensor.gpu(Tier::Device).is_some() {
+                    let others = (0..layout.parts).filter(|part| *part != rank);
+                    let ranges = others.map(|part| {
+                        let place = layout.place(slot, part);
+                        (slot.chunk(part), bytes_of(layout, place).start)
+                    });
+                    return Ok(tensor.copy_from_buffer(whole, ranges)?);
+                }
+                let whole = whole.as_slice::<u8>();
                 let own = slot.chunk(rank);
                 let (before, after) = (0..own.start, own.end..slot.elements);
                 for (others, elements) in [(0..rank, before), (rank + 1..layout.parts, after)] {

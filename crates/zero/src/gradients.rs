@@ -44,6 +44,7 @@
 //! are at most some 64 MiB, and what two buckets have that are away.
 
 mod arrival;
+mod change;
 mod departure;
 mod exchange;
 mod measures;
@@ -52,24 +53,23 @@ mod reduction;
 mod window;
 
 pub(crate) use arrival::Arrival;
+use change::Change;
 pub(crate) use exchange::bytes_of;
 pub(crate) use power_sgd::Compression;
 pub use power_sgd::PowerSgd;
 use reduction::Reduction;
 
 use crate::anomaly::AnomalyWatch;
-use crate::bucket::{BLOCK, Bucket, Held, Memory};
+use crate::bucket::{Bucket, Held, Memory};
 use crate::device::Staging;
 use crate::layout::BucketLayout;
 use crate::mesh::Mesh;
-use crate::overflow::{Finiteness, is_finite};
+use crate::overflow::Finiteness;
 use crate::storage::{Elements, is_managed_dtype};
 use crate::weighted_mean::WeightedMean;
 use crate::{Error, ParameterInfo, Residence, Result};
 use candle_core::{CpuStorage, DType, Storage, Tensor};
-use rayon::prelude::*;
 use sconce_collectives::{Buffer, Communicator, ReduceOp};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Buffers through which sharded gradients pass: one fills while two are being reduced.
@@ -90,6 +90,7 @@ const CAME_TWICE: Error = Error::Order {
 /// The gradient buckets of one model on one rank.
 #[derive(Debug, Default)]
 pub(crate) struct Gradients {
+    staging: Arc<Staging>,
     state: Mutex<State>,
 }
 
@@ -112,6 +113,8 @@ struct State {
     passing: Vec<Buffer>,
     /// How many of them there are, their size in bytes, and whether peers reach them in place.
     pool: (usize, usize, bool),
+    /// Whether they lie on the GPU.
+    passes_on_gpu: bool,
     phase: Phase,
     /// What the gradients held are to be multiplied with, from clipping.
     scale: f32,
@@ -150,10 +153,11 @@ enum Phase {
 impl Gradients {
     pub(crate) fn new(staging: Arc<Staging>) -> Self {
         let state = State {
-            staging,
+            staging: Arc::clone(&staging),
             ..State::default()
         };
         Self {
+            staging,
             state: Mutex::new(state),
         }
     }
@@ -175,13 +179,22 @@ impl Gradients {
         state.reduce_dtype = Some(reduce_dtype);
         state.order = order;
         state.places = vec![(0, 0); parameters.len()];
-        let passing = layouts
-            .iter()
-            .filter(|layout| layout.placement.gradient == Residence::Sharded)
-            .map(BucketLayout::elements);
+        let sharded = || {
+            let layouts = layouts.iter();
+            layouts.filter(|layout| layout.placement.gradient == Residence::Sharded)
+        };
+        let passing = sharded().map(BucketLayout::elements);
         let (largest, buffers) = (passing.clone().max().unwrap_or(0), passing.count().min(PASSING_BUFFERS));
+        let staging = Arc::clone(&state.staging);
+        let gpu_of = |layout: &BucketLayout| staging.gpu(layout.placement.optimizer_state_tier);
+        // All share them, so that all must be on the GPU for these to be.
+        let gpu = sharded().map(gpu_of).reduce(Option::and).flatten();
+        state.passes_on_gpu = gpu.is_some();
         for _ in 0..buffers {
-            state.passing.push(mesh.shard.allocate_elements::<f32>(largest)?);
+            state.passing.push(match gpu {
+                Some(gpu) => gpu.allocate(largest * size_of::<f32>())?,
+                None => mesh.shard.allocate_elements::<f32>(largest)?,
+            });
         }
         state.pool = state
             .passing
@@ -195,8 +208,12 @@ impl Gradients {
                 Residence::Replicated => &mesh.world,
                 Residence::Sharded => &mesh.shard,
             };
-            let allocate = |elements| Ok(group.allocate_elements::<f32>(elements)?);
-            let mut bucket = Bucket::new(layout, allocate)?;
+            let gpu = gpu_of(&layout);
+            let allocate = |elements| match gpu {
+                Some(gpu) => gpu.allocate(elements * size_of::<f32>()),
+                None => Ok(group.allocate_elements::<f32>(elements)?),
+            };
+            let mut bucket = Bucket::new(layout, gpu, allocate)?;
             if let Some(settings) = compression {
                 if bucket.is_stepped_by_parts() {
                     return Err(Error::Setting {
@@ -380,14 +397,8 @@ impl Gradients {
         state.check_complete()?;
         state.apply_scale()?;
         let limit = (f64::from(limit) * state.loss_scale) as f32;
-        let finite = AtomicBool::new(true);
-        state.change_held(|values| {
-            if !is_finite(values) {
-                finite.store(false, Relaxed);
-            }
-            values.iter_mut().for_each(|value| *value = value.clamp(-limit, limit));
-        });
-        state.finiteness.clamped(finite.into_inner());
+        let finite = state.change_held(Change::Clamp(limit))?;
+        state.finiteness.clamped(finite);
         Ok(())
     }
 
@@ -454,26 +465,7 @@ impl State {
         if scale == 1.0 {
             return Ok(());
         }
-        self.change_held(|values| values.iter_mut().for_each(|value| *value *= scale));
-        Ok(())
-    }
-
-    /// Changes the gradients held, block by block; padding is left alone, anything may be in it.
-    fn change_held(&mut self, change: impl Fn(&mut [f32]) + Sync) {
-        let rank = self.rank();
-        let in_blocks = |values: &mut [f32]| values.par_chunks_mut(BLOCK).for_each(&change);
-        for bucket in &mut self.buckets {
-            for slot in bucket.layout.slots.iter().filter(|slot| self.holds[slot.parameter]) {
-                match &mut bucket.memory {
-                    Memory::Here(buffer) => {
-                        let places = (0..bucket.layout.parts).map(|part| bucket.layout.place(slot, part));
-                        places.for_each(|place| in_blocks(&mut buffer.as_mut_slice::<f32>()[place]));
-                    }
-                    _ if bucket.shard_holds => in_blocks(&mut bucket.shard[slot.within_part(rank)]),
-                    _ => {}
-                }
-            }
-        }
+        self.change_held(Change::Scale(scale)).map(drop)
     }
 
     fn add(&mut self, parameter: usize, gradient: &Tensor) -> Result<()> {
@@ -490,7 +482,7 @@ impl State {
             } else {
                 gradient.to_dtype(DType::F32)?.contiguous()?
             };
-            return self.expect_arrival(parameter, &gradient);
+            return self.take_from_device(parameter, &gradient);
         }
         // Where gradients are looked at, those on a device come at once.
         let gradient = gradient.to_device(&candle_core::Device::Cpu)?;

@@ -81,7 +81,7 @@ pub use memory_report::MemoryReport;
 pub use norm::Norm;
 pub use optimizer::{
     Adagrad, Adam, AdamW, Gradient, HalfMut, Lion, OptimizerRule, ParameterGroup, ParameterGroups, Sgd, StateSlices,
-    Update, Values,
+    StepKernel, Update, Values,
 };
 pub use options::{BackwardPrefetch, DiskOptions, EngineOptions, Gathering};
 pub use parameter::ParameterInfo;

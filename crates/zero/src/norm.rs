@@ -7,6 +7,8 @@ use rayon::prelude::*;
 
 /// Elements summed by one task.
 const BLOCK: usize = 1 << 15;
+/// Sums of a block that grow beside each other.
+const LANES: usize = 16;
 
 /// A vector norm, as in PyTorch's `clip_grad_norm_(norm_type=...)`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -29,6 +31,34 @@ impl Norm {
         let blocks: Vec<&[f32]> = slice.chunks(BLOCK).collect();
         let parts: Vec<f64> = blocks.par_iter().map(|block| self.of_block(block)).collect();
         self.join(parts.into_iter())
+    }
+
+    /// Returns how many sums the kernel for GPUs makes of so many elements: those of every lane of every block, and of
+    /// what is left of it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn sums(self, elements: usize) -> usize {
+        elements.div_ceil(BLOCK) * (LANES + 1)
+    }
+
+    /// Returns the number by which that kernel knows the norm.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn number(self) -> u32 {
+        match self {
+            Self::L1 => 0,
+            Self::L2 => 1,
+            Self::L3 => 2,
+            Self::Infinity => 3,
+        }
+    }
+
+    /// Joins such sums, as [`Norm::of_part`] does: to the same bits.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn of_sums(self, sums: &[f64]) -> f64 {
+        let of_block = |sums: &[f64]| match self {
+            Self::Infinity => self.join(sums.iter().copied()),
+            _ => sums[..LANES].iter().sum::<f64>() + sums[LANES],
+        };
+        self.join(sums.chunks_exact(LANES + 1).map(of_block))
     }
 
     /// Joins the contributions of parts, in their order.
@@ -69,7 +99,6 @@ macro_rules! sums_of_powers {
     ($($name:ident: $power:expr;)*) => {$(
         #[multiversion::multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma", "aarch64+neon"))]
         fn $name(block: &[f32]) -> f64 {
-            const LANES: usize = 16;
             let power: fn(f64) -> f64 = $power;
             let mut lanes = [0f64; LANES];
             let chunks = block.chunks_exact(LANES);

@@ -3,7 +3,9 @@
 //! Knowing it takes a pass over the gradients, which the norm has made already where they are clipped; so what is known
 //! is kept until gradients come or change. All ranks know it or none does: they must agree on who asks the others.
 
+use crate::Result;
 use crate::bucket::Held;
+use crate::device::Gpu;
 use rayon::prelude::*;
 
 /// Elements looked at by one task.
@@ -58,14 +60,21 @@ impl Finiteness {
 }
 
 /// Says whether the parts that belong to rank `rank` are finite; padding and slots without gradient do not count.
-pub(crate) fn own_part_is_finite(rank: usize, buckets: &[Held<'_>], holds: &[bool]) -> bool {
-    buckets.iter().all(|bucket| {
-        let mut slots = bucket.layout.slots.iter().filter(|slot| holds[slot.parameter]);
-        slots.all(|slot| {
-            let gradient = bucket.gradient(slot, rank);
-            gradient.par_chunks(BLOCK).all(is_finite)
-        })
-    })
+pub(crate) fn own_part_is_finite(rank: usize, buckets: &[Held<'_>], holds: &[bool], gpu: Option<&Gpu>) -> Result<bool> {
+    let mut on_device = Vec::new();
+    for bucket in buckets {
+        for slot in bucket.layout.slots.iter().filter(|slot| holds[slot.parameter]) {
+            if let Some(piece) = bucket.on_device(slot, rank) {
+                on_device.push(piece);
+            } else if !bucket.gradient(slot, rank).par_chunks(BLOCK).all(is_finite) {
+                return Ok(false);
+            }
+        }
+    }
+    match gpu.filter(|_| !on_device.is_empty()) {
+        Some(gpu) => gpu.are_finite(&on_device),
+        None => Ok(true),
+    }
 }
 
 /// Says whether all values are finite.

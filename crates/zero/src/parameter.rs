@@ -1,6 +1,6 @@
 //! One parameter: its name, its tensor, and where the optimizer finds its values.
 
-use crate::device::{Intent, ManagedTensor};
+use crate::device::{DeviceStep, FlatMemory, Gpu, Intent, ManagedTensor, StepTarget};
 use crate::mesh::Mesh;
 use crate::shard::Shard;
 use crate::storage::ElementsMut;
@@ -58,7 +58,7 @@ pub(crate) enum Home {
 #[derive(Debug)]
 pub(crate) struct Masters {
     start: usize,
-    values: Vec<f32>,
+    values: FlatMemory,
 }
 
 /// Values that an optimizer updates.
@@ -95,13 +95,13 @@ impl<'a> Master<'a> {
 }
 
 impl Home {
-    /// Returns the home of a parameter that is whole, of these values.
-    pub(crate) fn of_whole(dtype: DType, is_trained: bool, values: &[f32]) -> Self {
+    /// Returns the home of a parameter that is whole, of these values; `gpu` is where masters are to lie, if on one.
+    pub(crate) fn of_whole(dtype: DType, is_trained: bool, values: &[f32], gpu: Option<&Gpu>) -> Result<Self> {
         if is_trained && dtype != DType::F32 {
-            let values = values.to_vec();
-            return Self::Beside(Arc::new(Mutex::new(Masters { start: 0, values })));
+            let values = FlatMemory::copied(gpu, values)?;
+            return Ok(Self::Beside(Arc::new(Mutex::new(Masters { start: 0, values }))));
         }
-        Self::Tensor
+        Ok(Self::Tensor)
     }
 }
 
@@ -111,7 +111,8 @@ impl Parameter {
         let ParameterInfo { name, shape } = &*self.info;
         let values = initial.load(name, &Shape::from(shape.as_slice()), 0..self.info.elements())?;
         self.tensor.fill_with(|whole| whole.round_from(&values))?;
-        self.home = Home::of_whole(self.tensor.dtype(), self.is_trained, &values);
+        let gpu = self.tensor.gpu(self.placement.optimizer_state_tier);
+        self.home = Home::of_whole(self.tensor.dtype(), self.is_trained, &values, gpu)?;
         (self.placement.parameter, self.placement.parameter_tier) = (Residence::Replicated, Tier::Device);
         Ok(())
     }
@@ -147,11 +148,13 @@ impl Parameter {
             Home::Beside(masters) => {
                 let mut masters = masters.lock().unwrap_or_else(PoisonError::into_inner);
                 let Masters { start, values } = &mut *masters;
-                let Some(masters) = values.get_mut(elements.start - *start..elements.end - *start) else {
+                let within = elements.start - *start..elements.end - *start;
+                if within.end > values.len() {
                     return Ok(self
                         .tensor
                         .with_values(intent, elements, |copy| work(Master::Itself(copy)))?);
-                };
+                }
+                let masters = &mut values.as_mut_slice()[within];
                 let intent = match intent {
                     Intent::Change => Intent::Overwrite,
                     other => other,
@@ -164,6 +167,40 @@ impl Parameter {
                 .tensor
                 .with_values(intent, elements, |values| work(Master::Itself(values)))?),
         }
+    }
+
+    /// Has a kernel update elements `within` of elements `chunk`, as [`Parameter::with_master`] has the host; `false`, and
+    /// nothing is done, where not all that it needs lies on the GPU.
+    pub(crate) fn step_on_gpu(
+        &self,
+        gpu: &Gpu,
+        chunk: &Range<usize>,
+        within: Range<usize>,
+        step: DeviceStep<'_>,
+    ) -> Result<bool> {
+        let elements = chunk.start + within.start..chunk.start + within.end;
+        let target = match &self.home {
+            Home::Shard { shard, slot } => return shard.step_on_gpu(gpu, *slot, within, step),
+            _ if !gpu.reaches(&self.tensor) => return Ok(false),
+            Home::Beside(masters) => {
+                let mut masters = masters.lock().unwrap_or_else(PoisonError::into_inner);
+                let within = elements.start - masters.start..elements.end - masters.start;
+                let Some(masters) = masters.values.on_device_mut() else {
+                    return Ok(false);
+                };
+                let target = StepTarget::Beside {
+                    masters: (masters, within),
+                    tensor: &self.tensor,
+                    elements,
+                };
+                return gpu.step(step, target).map(|()| true);
+            }
+            Home::Tensor | Home::Unbuilt if self.tensor.dtype() == DType::F32 => {
+                StepTarget::Tensor(&self.tensor, elements)
+            }
+            Home::Tensor | Home::Unbuilt => return Ok(false),
+        };
+        gpu.step(step, target).map(|()| true)
     }
 
     /// Gives a replicated parameter rank 0's values on all ranks, and drops masters that other ranks update.
@@ -187,13 +224,14 @@ impl Parameter {
             Home::Beside(masters) => {
                 let mut masters = masters.lock().unwrap_or_else(PoisonError::into_inner);
                 if masters.values.len() == self.info.elements() {
-                    group.broadcast(&mut masters.values, 0)?;
-                    self.set_copy(&masters.values)?;
+                    group.broadcast(masters.values.for_peers(), 0)?;
+                    self.set_copy(masters.values.as_slice())?;
                 }
                 if self.placement.optimizer_state == Residence::Sharded {
                     let (rank, world) = mesh.place();
                     let chunk = chunk_of(self.info.elements(), rank, world);
-                    masters.values = masters.values[chunk.clone()].to_vec();
+                    let gpu = self.tensor.gpu(self.placement.optimizer_state_tier);
+                    masters.values = FlatMemory::copied(gpu, &masters.values.as_slice()[chunk.clone()])?;
                     masters.start = chunk.start;
                 }
                 Ok(())
@@ -216,7 +254,7 @@ impl Parameter {
             Home::Beside(masters) => {
                 let mut masters = masters.lock().unwrap_or_else(PoisonError::into_inner);
                 let range = masters.start..masters.start + masters.values.len();
-                masters.values.copy_from_slice(&values[range]);
+                masters.values.as_mut_slice().copy_from_slice(&values[range]);
                 self.set_copy(values)
             }
             Home::Shard { shard, slot } => shard.with_master(*slot, 0..values.len(), |master| master.write(values)),
@@ -245,7 +283,9 @@ impl Parameter {
     pub(crate) fn drop_masters(&self) {
         match &self.home {
             Home::Shard { shard, .. } => shard.drop_masters(),
-            Home::Beside(masters) => masters.lock().unwrap_or_else(PoisonError::into_inner).values = Vec::new(),
+            Home::Beside(masters) => {
+                masters.lock().unwrap_or_else(PoisonError::into_inner).values = FlatMemory::default();
+            }
             Home::Tensor | Home::Unbuilt => {}
         }
     }

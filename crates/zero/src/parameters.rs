@@ -143,7 +143,7 @@ impl Parameters {
                 dtype: dtype.as_str(),
             });
         }
-        Staging::open(device)?;
+        self.staging.open(device)?;
         let number = registered.parameters.len();
         let info = Arc::new(info);
         let is_trained = !self.frozen.contains(&info);
@@ -182,7 +182,7 @@ impl Parameters {
             managed.release()?;
             Home::Unbuilt
         } else {
-            Home::of_whole(dtype, is_trained, &values)
+            Home::of_whole(dtype, is_trained, &values, managed.gpu(placement.optimizer_state_tier))?
         };
         registered.parameters.push(Parameter {
             info,

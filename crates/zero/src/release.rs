@@ -22,7 +22,7 @@ pub(crate) fn release(tensor: &Tensor) -> Result<()> {
 
 /// Does so with a buffer on the heap that is freed next: the allocator may keep its memory, but not in use.
 pub(crate) fn release_buffer(mut buffer: Buffer) {
-    if !buffer.is_shared() {
+    if !buffer.is_shared() && !buffer.is_unified() {
         release_bytes(buffer.as_mut_slice());
     }
 }

@@ -4,12 +4,12 @@
 //! part per rank, one chunk of every parameter in each part, of which this rank keeps its own. Where the backend shares
 //! memory, the part lies there, and a gather reads it in place.
 
-use crate::device::{Filling, ManagedTensor};
+use crate::device::{DeviceStep, Filling, Gpu, ManagedTensor, StepTarget};
 use crate::layout::BucketLayout;
 use crate::parameter::Master;
 use crate::release::release_buffer;
 use crate::storage::ElementsMut;
-use crate::{DiskValues, Placement, Result};
+use crate::{DiskValues, Placement, Result, Tier};
 use candle_core::{DType, Storage, Tensor};
 use half::{bf16, f16};
 use sconce_collectives::{Buffer, Collective, Communicator, Element};
@@ -79,8 +79,16 @@ impl Shard {
             .iter()
             .for_each(|chunk| layout.push(chunk.parameter, chunk.elements));
         let has_masters = is_trained && dtype != DType::F32;
-        let mut values = Buffer::on_heap(layout.part_elements * dtype.size_in_bytes());
-        let mut masters = has_masters.then(|| Buffer::on_heap(layout.part_elements * size_of::<f32>()));
+        let gpu = |tier| chunks.first().and_then(|chunk| chunk.tensor.gpu(tier));
+        let allocate = |tier, size: usize| match gpu(tier) {
+            Some(gpu) => gpu.allocate(layout.part_elements * size),
+            None => Ok(Buffer::on_heap(layout.part_elements * size)),
+        };
+        let mut values = allocate(placement.parameter_tier, dtype.size_in_bytes())?;
+        let mut masters = match has_masters {
+            true => Some(allocate(placement.optimizer_state_tier, size_of::<f32>())?),
+            false => None,
+        };
         for (slot, chunk) in layout.slots.iter().zip(&chunks) {
             let within = slot.within_part(rank);
             typed(dtype, &mut values, within.clone()).round_from(&chunk.values);
@@ -112,7 +120,9 @@ impl Shard {
     /// Moves what peers gather into memory that they reach; called by all ranks.
     pub(crate) fn share(&self, communicator: &dyn Communicator) -> Result<()> {
         let mut memory = self.write();
-        if let Share::InMemory(values) = &mut memory.values {
+        if let Share::InMemory(values) = &mut memory.values
+            && !values.is_unified()
+        {
             let mut shared = communicator.allocate(values.len())?;
             shared.as_mut_slice::<u8>().copy_from_slice(values.as_slice());
             release_buffer(std::mem::replace(values, shared));
@@ -158,6 +168,9 @@ impl Shard {
                 &*staging
             }
         };
+        if values.is_unified() {
+            return self.gather_on_gpu::<T>(values, group);
+        }
         let values = &values.as_slice::<T>()[..self.layout.part_elements];
         let fillings = self.tensors.iter().map(ManagedTensor::fill);
         let mut fillings = match fillings.collect::<candle_core::Result<Vec<_>>>() {
@@ -179,6 +192,61 @@ impl Shard {
         })?;
         outcome?;
         Ok(fillings.into_iter().try_for_each(Filling::finish)?)
+    }
+
+    /// Gathers through memory on the GPU: all ranks' parts come together there, and are copied to the tensors.
+    fn gather_on_gpu<T: Element>(&self, values: &Buffer, group: &dyn Communicator) -> Result<()> {
+        let (bytes, parts) = (self.bytes_of_values(), self.layout.parts);
+        let gpu = self.tensors.first().and_then(|tensor| tensor.gpu(Tier::Device));
+        let prepared = gpu.ok_or_else(not_on_gpu).and_then(|gpu| {
+            let mut whole = gpu.take(bytes * parts)?;
+            gpu.copy(values, (&mut whole, bytes * self.rank), bytes)?;
+            Ok((gpu, whole))
+        });
+        // Peers wait for this rank's values.
+        let (gpu, mut whole) = prepared.inspect_err(|error| group.abort(&error.to_string()))?;
+        if parts > 1 {
+            let elements = &mut whole.for_peers::<T>()[..self.layout.elements()];
+            group.all_gather_labelled(elements, self.layout.part_elements, self.label)?;
+        }
+        for (slot, tensor) in self.layout.slots.iter().zip(&self.tensors) {
+            let ranges = (0..parts).map(|part| {
+                let place = self.layout.place(slot, part);
+                (slot.chunk(part), place.start * size_of::<T>())
+            });
+            tensor.fill_from_buffer(&whole, ranges)?;
+        }
+        gpu.give_back(whole);
+        Ok(())
+    }
+
+    /// Has a kernel update some elements of this rank's chunk of a slot; `false`, and nothing is done, where not all of it
+    /// lies on the GPU.
+    pub(crate) fn step_on_gpu(
+        &self,
+        gpu: &Gpu,
+        slot: usize,
+        elements: Range<usize>,
+        step: DeviceStep<'_>,
+    ) -> Result<bool> {
+        let chunk = self.layout.slots[slot].within_part(self.rank);
+        let within = chunk.start + elements.start..chunk.start + elements.end;
+        let mut memory = self.write();
+        let Memory { values, masters } = &mut *memory;
+        let Share::InMemory(values) = values else {
+            return Ok(false);
+        };
+        let has_masters = self.dtype == DType::F32 || masters.as_ref().is_some_and(Buffer::is_unified);
+        if !values.is_unified() || !has_masters {
+            return Ok(false);
+        }
+        let target = StepTarget::Shard {
+            values,
+            masters: masters.as_mut(),
+            dtype: self.dtype,
+            within,
+        };
+        gpu.step(step, target).map(|()| true)
     }
 
     /// Returns the tensors that are gathered.
@@ -277,6 +345,11 @@ impl Shard {
     fn write(&self) -> RwLockWriteGuard<'_, Memory> {
         self.memory.write().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn not_on_gpu() -> crate::Error {
+    let message = "values on a GPU were to be gathered, and their tensors are not on it";
+    candle_core::Error::msg(message).into()
 }
 
 /// Returns which storage a tensor has; for comparing only.

@@ -8,7 +8,7 @@
 mod checkpoint;
 
 use crate::bucket::Held;
-use crate::device::Intent;
+use crate::device::{DeviceStep, FlatMemory, Gpu, Intent};
 use crate::optimizer::rules_at;
 use crate::parameter::{Master, Parameter};
 use crate::storage::ElementsMut;
@@ -17,6 +17,7 @@ use crate::{
 };
 use rayon::prelude::*;
 use std::ops::Range;
+use std::sync::Once;
 
 /// Elements updated by one task.
 const BLOCK: usize = 1 << 15;
@@ -37,7 +38,7 @@ pub(crate) struct Stepper {
 
 #[derive(Debug)]
 struct State {
-    in_memory: Vec<(Group, [Vec<f32>; StateSlices::MOST])>,
+    in_memory: Vec<(Group, [FlatMemory; StateSlices::MOST])>,
     on_disk: Vec<OnDisk>,
 }
 
@@ -105,10 +106,11 @@ impl Stepper {
         buckets: &[Held<'_>],
         holds: &[bool],
         parameters: &[Parameter],
+        gpu: Option<&Gpu>,
     ) -> Result<()> {
         let mut state = match self.state.take() {
             Some(state) => state,
-            None => self.new_state(buckets, parameters)?,
+            None => self.new_state(buckets, parameters, gpu)?,
         };
         let counted = self.steps.iter_mut().zip(holds);
         counted.for_each(|(steps, held)| *steps += u64::from(*held));
@@ -121,20 +123,22 @@ impl Stepper {
             holds,
             parameters,
         };
-        let outcome = state.for_each_group(|group, arrays, masters| pass.update_group(group, arrays, masters));
+        let outcome = state.step(&pass, gpu);
         self.state = Some(state);
         outcome
     }
 
-    fn new_state(&self, buckets: &[Held<'_>], parameters: &[Parameter]) -> Result<State> {
+    /// `gpu` is where state of the device's tier lies, if it does on one.
+    fn new_state(&self, buckets: &[Held<'_>], parameters: &[Parameter], gpu: Option<&Gpu>) -> Result<State> {
         let is_on_disk = |bucket: &Held<'_>| bucket.layout.placement.optimizer_state_tier == Tier::Disk;
         let numbered = || buckets.iter().enumerate();
         let in_memory = numbered()
             .filter(|(_, bucket)| !is_on_disk(bucket))
             .map(|(number, bucket)| {
                 let group = Group::of_bucket(number, bucket);
-                let arrays = self.new_arrays(group.elements);
-                (group, arrays)
+                let is_on_gpu = bucket.layout.placement.optimizer_state_tier == Tier::Device;
+                let arrays = self.new_arrays(group.elements, gpu.filter(|_| is_on_gpu))?;
+                Ok((group, arrays))
             });
         let mut on_disk = Vec::new();
         for has_masters in [false, true] {
@@ -148,20 +152,18 @@ impl Stepper {
             }
         }
         Ok(State {
-            in_memory: in_memory.collect(),
+            in_memory: in_memory.collect::<Result<_>>()?,
             on_disk,
         })
     }
 
-    fn new_arrays(&self, elements: usize) -> [Vec<f32>; StateSlices::MOST] {
+    fn new_arrays(&self, elements: usize, gpu: Option<&Gpu>) -> Result<[FlatMemory; StateSlices::MOST]> {
         let (kept, initial) = (self.rule.state_names().len(), self.rule.initial_state());
-        std::array::from_fn(|number| {
-            if number < kept {
-                vec![initial[number]; elements]
-            } else {
-                Vec::new()
-            }
-        })
+        let mut arrays: [FlatMemory; StateSlices::MOST] = Default::default();
+        for (array, value) in arrays.iter_mut().zip(initial).take(kept) {
+            *array = FlatMemory::filled(gpu, value, elements)?;
+        }
+        Ok(arrays)
     }
 
     fn new_on_disk(
@@ -220,14 +222,40 @@ fn has_masters_apart(bucket: &Held<'_>) -> bool {
 }
 
 impl State {
+    /// Updates all groups: by kernels what lies on the GPU and has some, by the host all else.
+    fn step(&mut self, pass: &Pass<'_>, gpu: Option<&Gpu>) -> Result<()> {
+        for (group, arrays) in &mut self.in_memory {
+            for segment in &group.segments {
+                let is_done = match gpu {
+                    Some(gpu) => pass.update_on_gpu(gpu, segment, arrays)?,
+                    None => false,
+                };
+                if !is_done {
+                    pass.update(segment, &mut arrays.each_mut().map(FlatMemory::as_mut_slice), None)?;
+                }
+            }
+        }
+        self.for_each_group_on_disk(|group, arrays, mut masters| {
+            let mut segments = group.segments.iter();
+            segments.try_for_each(|segment| pass.update(segment, arrays, masters.as_deref_mut()))
+        })
+    }
+
     /// Runs `work` on every group, with its arrays and the masters that lie beside them, if there are some.
     fn for_each_group(
         &mut self,
         mut work: impl FnMut(&Group, &mut [&mut [f32]], Option<&mut [f32]>) -> Result<()>,
     ) -> Result<()> {
         for (group, arrays) in &mut self.in_memory {
-            work(group, &mut arrays.each_mut().map(Vec::as_mut_slice), None)?;
+            work(group, &mut arrays.each_mut().map(FlatMemory::as_mut_slice), None)?;
         }
+        self.for_each_group_on_disk(work)
+    }
+
+    fn for_each_group_on_disk(
+        &mut self,
+        mut work: impl FnMut(&Group, &mut [&mut [f32]], Option<&mut [f32]>) -> Result<()>,
+    ) -> Result<()> {
         for OnDisk {
             groups,
             state,
@@ -315,40 +343,76 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    fn update_group(&self, group: &Group, state: &mut [&mut [f32]], mut masters: Option<&mut [f32]>) -> Result<()> {
-        for segment in &group.segments {
-            let bucket = &self.buckets[segment.bucket];
-            let slot = &bucket.layout.slots[segment.slot];
-            if !self.holds[slot.parameter] {
-                continue;
+    /// Updates a segment on the host; `masters` are those that lie beside the state.
+    fn update(&self, segment: &Segment, state: &mut [&mut [f32]], masters: Option<&mut [f32]>) -> Result<()> {
+        let Some((rule, update)) = self.rule_of(segment) else {
+            return Ok(());
+        };
+        let bucket = &self.buckets[segment.bucket];
+        let slot = &bucket.layout.slots[segment.slot];
+        let place = segment.place();
+        let mut given = state.iter_mut();
+        let slices = std::array::from_fn(|_| {
+            let array = given.next().map(|array| &mut **array).unwrap_or_default();
+            array.get_mut(place.clone()).unwrap_or_default()
+        });
+        let gradient = &bucket.gradient(slot, segment.part)[segment.within.clone()];
+        let masters = masters.map(|masters| &mut masters[place]);
+        let (parameter, chunk) = segment.of(self.buckets, self.parameters);
+        // Where masters are, the values that the model computes with are their copy.
+        let intent = match masters {
+            Some(_) => Intent::Overwrite,
+            None => Intent::Change,
+        };
+        parameter.with_master(intent, &chunk, segment.within.clone(), |master| {
+            if let Some(values) = values_of(master, masters) {
+                update_values(rule, &update, values, gradient, StateSlices(slices));
             }
-            let (rule, learning_rate) = self.rules[self.groups[slot.parameter]];
-            let update = Update {
-                learning_rate,
-                step: self.steps[slot.parameter],
-                gradient_scale: self.gradient_scale,
-            };
-            let place = segment.place();
-            let mut given = state.iter_mut();
-            let slices = std::array::from_fn(|_| {
-                let array = given.next().map(|array| &mut **array).unwrap_or_default();
-                array.get_mut(place.clone()).unwrap_or_default()
+        })
+    }
+
+    /// Updates a segment by a kernel; `false`, and nothing is done, if there is none or not all lies on the GPU.
+    fn update_on_gpu(&self, gpu: &Gpu, segment: &Segment, state: &mut [FlatMemory; StateSlices::MOST]) -> Result<bool> {
+        let Some((rule, update)) = self.rule_of(segment) else {
+            return Ok(true);
+        };
+        let bucket = &self.buckets[segment.bucket];
+        let slot = &bucket.layout.slots[segment.slot];
+        let Some((memory, place)) = bucket.on_device(slot, segment.part) else {
+            return Ok(false);
+        };
+        let Some(kernel) = rule.kernel(&update) else {
+            static SAID: Once = Once::new();
+            SAID.call_once(|| {
+                tracing::warn!(
+                    rule = rule.name(),
+                    "this rule has no kernel for GPUs: the host steps it over the GPU's memory, which is slow"
+                );
             });
-            let gradient = &bucket.gradient(slot, segment.part)[segment.within.clone()];
-            let masters = masters.as_deref_mut().map(|masters| &mut masters[place]);
-            let (parameter, chunk) = segment.of(self.buckets, self.parameters);
-            // Where masters are, the values that the model computes with are their copy.
-            let intent = match masters {
-                Some(_) => Intent::Overwrite,
-                None => Intent::Change,
-            };
-            parameter.with_master(intent, &chunk, segment.within.clone(), |master| {
-                if let Some(values) = values_of(master, masters) {
-                    update_values(rule, &update, values, gradient, StateSlices(slices));
-                }
-            })?;
-        }
-        Ok(())
+            return Ok(false);
+        };
+        let step = DeviceStep {
+            kernel,
+            gradient: (
+                memory,
+                place.start + segment.within.start..place.start + segment.within.end,
+            ),
+            state: (state, segment.place()),
+        };
+        let (parameter, chunk) = segment.of(self.buckets, self.parameters);
+        parameter.step_on_gpu(gpu, &chunk, segment.within.clone(), step)
+    }
+
+    /// Returns the rule of a segment and what holds in this step; `None` if its parameter has no gradient.
+    fn rule_of(&self, segment: &Segment) -> Option<(&dyn OptimizerRule, Update)> {
+        let parameter = self.buckets[segment.bucket].layout.slots[segment.slot].parameter;
+        let (rule, learning_rate) = self.rules[self.groups[parameter]];
+        let update = Update {
+            learning_rate,
+            step: self.steps[parameter],
+            gradient_scale: self.gradient_scale,
+        };
+        self.holds[parameter].then_some((rule, update))
     }
 }
 

@@ -605,7 +605,10 @@ impl State {
         let mut calls = source.to_string();
         for Presence { shard, .. } in &self.shards {
             let label = format!("with {}", shard.written_label());
-            calls = calls.replace(&label, &format!("for unit {:?}", shard.unit()));
+            let unit = format!("for unit {:?}", shard.unit());
+            // Gathers through memory on a GPU are of another kind, whose labels are written as counts.
+            let as_counts = label.replace("label", "counts");
+            calls = calls.replace(&label, &unit).replace(&as_counts, &unit);
         }
         Error::UnitOrder { calls, source }
     }

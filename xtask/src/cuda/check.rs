@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use xshell::{Shell, cmd};
 
 use super::toolkit::{TARGET, Toolkit};
@@ -25,6 +25,9 @@ const TESTS_WITH_DRIVER: [&str; 2] = ["--test", "on_cuda"];
 
 /// The stand-in for the driver, and for libraries that candle opens a device with.
 const DRIVER: &str = include_str!("driver.c");
+/// What makes the engine's kernels functions of the CPU for it, and where they are.
+const KERNELS_ON_CPU: &str = include_str!("kernels_on_cpu.cpp");
+const KERNELS: &str = "crates/zero/src/device/kernels.cu";
 const LIBRARIES: [&str; 3] = ["cuda", "cublas", "curand"];
 
 /// Says whether this machine can run the check.
@@ -57,7 +60,7 @@ pub(crate) fn run(shell: &Shell, root: &Path, and_tests: bool) -> Result<()> {
     if and_tests {
         let test = cmd!(shell, "cargo test {flags...} {folder} {TESTS...}");
         toolkit.serve(test).quiet().run()?;
-        let driver = lay_driver(shell, &folder.join("driver"))?;
+        let driver = lay_driver(shell, root, &folder.join("driver"))?;
         let test = cmd!(shell, "cargo test {flags...} {folder} {TESTS_WITH_DRIVER...}");
         toolkit.serve(test).env("LD_LIBRARY_PATH", driver).quiet().run()?;
     }
@@ -65,15 +68,46 @@ pub(crate) fn run(shell: &Shell, root: &Path, and_tests: bool) -> Result<()> {
 }
 
 /// Compiles the stand-in for the driver into a folder, where programs find it by its libraries' names.
-fn lay_driver(shell: &Shell, folder: &Path) -> Result<PathBuf> {
+fn lay_driver(shell: &Shell, root: &Path, folder: &Path) -> Result<PathBuf> {
     shell.create_dir(folder)?;
+    let (kernels, driver) = (folder.join("kernels.o"), folder.join("driver.o"));
+    let flags = "-O1 -fPIC -Wall -Wextra -Werror -pthread -c".split(' ');
+    // No fused operations: the results are to be those of the engine's loops.
+    let cxx = "-x c++ - -std=c++17 -ffp-contract=off -fno-math-errno -Wno-unused-parameter".split(' ');
+    let compile = cmd!(shell, "gcc {cxx...}").args(flags.clone()).arg("-o").arg(&kernels);
+    let source = kernels_on_cpu(&shell.read_file(root.join(KERNELS))?);
+    let compiled = compile.stdin(source).quiet().run();
+    compiled.context("compiling the engine's kernels for the CPU; gcc must know C++")?;
+    let compile = cmd!(shell, "gcc -x c -").args(flags).arg("-o").arg(&driver);
+    compile.stdin(DRIVER).quiet().run()?;
     for library in LIBRARIES {
         let file = folder.join(format!("lib{library}.so"));
-        let compile = cmd!(
-            shell,
-            "gcc -x c - -O1 -shared -fPIC -Wall -Wextra -Werror -pthread -o {file}"
-        );
-        compile.stdin(DRIVER).quiet().run()?;
+        cmd!(shell, "gcc -shared -pthread -o {file} {driver} {kernels}")
+            .quiet()
+            .run()?;
     }
     Ok(folder.to_owned())
+}
+
+/// Returns kernels as a program of the CPU's, with a table of their names.
+fn kernels_on_cpu(kernels: &str) -> String {
+    let names = kernels.lines().filter_map(|line| {
+        let rest = line.strip_prefix("KERNEL ").or_else(|| line.strip_prefix("STEP("))?;
+        rest.split(['(', ',']).next()
+    });
+    let table: String = names.map(|name| format!("REGISTER({name}) ")).collect();
+    format!(
+        "{KERNELS_ON_CPU}\n{kernels}\nextern \"C\" const Kernel kernels[];\nconst Kernel kernels[] = {{{table}END}};\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_is_in_the_table() {
+        let kernels = "#define KERNEL extern\n#define STEP(name, F) \\\n    KERNEL name(F f)\nKERNEL a(int b) {}\nSTEP(c, d) {}\n";
+        assert!(kernels_on_cpu(kernels).ends_with("kernels[] = {REGISTER(a) REGISTER(c) END};\n"));
+    }
 }

@@ -5,8 +5,11 @@
  * then. Memory of the device is the host's; what is not set is 0xff, which is not a number, and so is what has been freed.
  * Copies from and to memory that is not page-locked are as CUDA documents them: over, or staged, when the call returns.
  *
+ * Unified memory is reached by host and device alike; nothing is brought from one to the other but what is late.
+ *
  * Access outside of an allocation, and page-locked memory that is freed while a copy has it, end the program. Of candle's
- * kernels there are those that fill and add; others are not found, which is an error of the op.
+ * kernels there are those that fill and add; others are not found, which is an error of the op. Kernels of the engine's are
+ * all there, compiled for the CPU (kernels_on_cpu.cpp).
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -18,10 +21,17 @@
 typedef int Result;
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, NOT_READY = 600 };
 
+typedef struct {
+    const char *name;
+    void **(*keep)(void **arguments);
+    void (*run)(void **kept, unsigned grid, unsigned block);
+} Kernel;
+extern const Kernel kernels[];
+
 typedef struct Op Op;
 typedef struct Stream Stream;
 struct Op {
-    enum { COPY, SET, RECORD, WAIT, FREE, FILL, ADD } kind;
+    enum { COPY, SET, RECORD, WAIT, FREE, FILL, ADD, ADD_F16, KERNEL } kind;
     Stream *stream;
     Op *next;
     int done;
@@ -31,6 +41,9 @@ struct Op {
     uint32_t value;
     Op *target;
     char *staged;
+    const Kernel *kernel;
+    void **kept;
+    unsigned grid, block;
 };
 struct Stream {
     Op *first, *last;
@@ -43,7 +56,7 @@ typedef struct Range Range;
 struct Range {
     char *start;
     size_t size;
-    int is_pinned;
+    enum { DEVICE, PINNED, UNIFIED } kind;
     Range *next;
 };
 
@@ -67,7 +80,7 @@ static Range *find(const void *at, size_t size) {
 
 static void check_device(const void *at, size_t size) {
     Range *range = find(at, size);
-    if (!range || range->is_pinned)
+    if (!range || range->kind == PINNED)
         fail("access outside of the device's allocations");
 }
 
@@ -75,9 +88,15 @@ static int touches(const char *at, size_t size, const Range *range) {
     return at < range->start + range->size && range->start < at + size;
 }
 
-static void add_range(char *start, size_t size, int is_pinned) {
+/* Called when a kernel is launched. */
+void check_argument(const void *pointer) {
+    if (pointer)
+        check_device(pointer, 1);
+}
+
+static void add_range(char *start, size_t size, int kind) {
     Range *range = malloc(sizeof *range);
-    *range = (Range){start, size, is_pinned, ranges};
+    *range = (Range){start, size, kind, ranges};
     ranges = range;
 }
 
@@ -147,6 +166,13 @@ static void run(Op *op) {
             size_t at = op->value * i;
             narrow(widen(op->from + at, op->value) + widen(op->other + at, op->value), op->to + at, op->value);
         }
+        break;
+    case ADD_F16:
+        for (size_t i = 0; i < op->size; i++)
+            ((_Float16 *)op->to)[i] = (float)((_Float16 *)op->from)[i] + (float)((_Float16 *)op->other)[i];
+        break;
+    case KERNEL:
+        op->kernel->run(op->kept, op->grid, op->block);
         break;
     }
     op->done = 1;
@@ -231,22 +257,22 @@ Result cuEventSynchronize(Event *event) {
 }
 Result cuEventQuery(Event *event) { return !event->recorded || event->recorded->done ? SUCCESS : NOT_READY; }
 
-static Result allocate(void **at, size_t size, int is_pinned) {
+static Result allocate(void **at, size_t size, int kind) {
     if (size == 0)
         return INVALID_VALUE;
     if (posix_memalign(at, 4096, size))
         return OUT_OF_MEMORY;
     memset(*at, 0xff, size);
-    LOCKED(add_range(*at, size, is_pinned));
+    LOCKED(add_range(*at, size, kind));
 }
-Result cuMemAllocAsync(void **at, size_t size, Stream *stream) { return (void)stream, allocate(at, size, 0); }
+Result cuMemAllocAsync(void **at, size_t size, Stream *stream) { return (void)stream, allocate(at, size, DEVICE); }
 Result cuMemFreeAsync(void *at, Stream *stream) {
     LOCKED({
         Range *range = take_range(at);
         put(stream, (Op){.kind = FREE, .to = at, .size = range->size});
     });
 }
-Result cuMemHostAlloc(void **at, size_t size, unsigned flags) { return (void)flags, allocate(at, size, 1); }
+Result cuMemHostAlloc(void **at, size_t size, unsigned flags) { return (void)flags, allocate(at, size, PINNED); }
 Result cuMemFreeHost(void *at) {
     LOCKED({
         Range *range = take_range(at);
@@ -256,6 +282,32 @@ Result cuMemFreeHost(void *at) {
                     fail("page-locked memory is freed that a copy under way has");
         free(range->start);
     });
+}
+
+Result cuMemAllocManaged(void **at, size_t size, unsigned flags) { return (void)flags, allocate(at, size, UNIFIED); }
+Result cuMemFree_v2(void *at) {
+    LOCKED({
+        Range *range = take_range(at);
+        for (Stream *stream = streams; stream; stream = stream->another)
+            for (Op *op = stream->first; op; op = op->next)
+                if (op->kind != FREE && (touches(op->from, op->size, range) || touches(op->to, op->size, range)))
+                    fail("unified memory is freed that work under way has");
+        memset(range->start, 0xff, range->size); /* never given back, as above */
+    });
+}
+/* Where the pages are is nothing that a program could see here. */
+Result cuMemPrefetchAsync_v2(const void *at, size_t size, long long location, unsigned flags, Stream *stream) {
+    (void)location, (void)flags, (void)stream;
+    LOCKED(check_device(at, size));
+}
+Result cuPointerGetAttribute(void *value, int attribute, const void *at) {
+    enum { IS_MANAGED = 8, DEVICE_ORDINAL = 9 };
+    pthread_mutex_lock(&lock);
+    Range *range = find(at, 1);
+    pthread_mutex_unlock(&lock);
+    if (!range || (attribute != IS_MANAGED && attribute != DEVICE_ORDINAL))
+        return INVALID_VALUE;
+    return *(int *)value = attribute == IS_MANAGED && range->kind == UNIFIED, SUCCESS;
 }
 
 Result cuMemsetD8Async(char *to, unsigned char value, size_t size, Stream *stream) {
@@ -296,7 +348,7 @@ static const struct {
     const char *name;
     int kind;
     unsigned size;
-} KERNELS[] = {{"const_set_f32", FILL, 4}, {"badd_f32", ADD, 4}, {"badd_bf16", ADD, 2}};
+} KERNELS[] = {{"const_set_f32", FILL, 4}, {"badd_f32", ADD, 4}, {"badd_bf16", ADD, 2}, {"badd_f16", ADD_F16, 2}};
 enum { KERNEL_COUNT = sizeof KERNELS / sizeof *KERNELS };
 
 Result cuModuleLoadData(void **module, const void *image) { return (void)image, *module = &context, SUCCESS; }
@@ -306,13 +358,24 @@ Result cuModuleGetFunction(const void **function, void *module, const char *name
     for (int number = 0; number < KERNEL_COUNT; number++)
         if (!strcmp(KERNELS[number].name, name))
             return *function = &KERNELS[number], SUCCESS;
+    for (const Kernel *kernel = kernels; kernel->name; kernel++)
+        if (!strcmp(kernel->name, name))
+            return *function = kernel, SUCCESS;
     fprintf(stderr, "a stand-in for CUDA's driver has no kernel %s\n", name);
     return NOT_FOUND;
 }
-/* The arguments are candle's: how many elements, dimensions, their layout (none if dense), and operands. */
+/* A kernel of the engine's, or one of candle's, whose arguments are: how many elements, dimensions, their layout (none if dense), and operands. */
 Result cuLaunchKernel(const void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                       unsigned shared, Stream *stream, void **arguments, void **extra) {
-    (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
+    (void)gy, (void)gz, (void)by, (void)bz, (void)shared, (void)extra;
+    const char *first = (const char *)KERNELS;
+    if ((const char *)function < first || (const char *)function >= first + sizeof KERNELS) {
+        const Kernel *kernel = function;
+        LOCKED({
+            void **kept = kernel->keep(arguments);
+            put(stream, (Op){.kind = KERNEL, .kernel = kernel, .kept = kept, .grid = gx, .block = bx});
+        });
+    }
     int number = (int)((const char *)function - (const char *)KERNELS) / (int)sizeof *KERNELS;
     size_t count = *(size_t *)arguments[0], layout = *(size_t *)arguments[2], size = KERNELS[number].size;
     if (layout)
@@ -328,7 +391,8 @@ Result cuLaunchKernel(const void *function, unsigned gx, unsigned gy, unsigned g
             check_device(left, count * size);
             check_device(right, count * size);
             check_device(to, count * size);
-            put(stream, (Op){.kind = ADD, .to = to, .from = left, .other = right, .value = size, .size = count});
+            int kind = KERNELS[number].kind;
+            put(stream, (Op){.kind = kind, .to = to, .from = left, .other = right, .value = size, .size = count});
         }
     });
 }

@@ -15,7 +15,7 @@ const MODULES: &[(&str, &str)] = &[
     ),
     (
         "crates/collectives/src/buffer.rs",
-        "memory in a shared mapping, as slices",
+        "memory in a shared mapping or on a GPU, as slices",
     ),
     ("crates/collectives/src/copy.rs", "stores that bypass the cache"),
     (
@@ -25,6 +25,10 @@ const MODULES: &[(&str, &str)] = &[
     (
         "crates/collectives/src/cuda/gpu.rs",
         "the driver's calls that take a device's handle",
+    ),
+    (
+        "crates/collectives/src/cuda/unified.rs",
+        "memory that host and GPU reach at the same addresses",
     ),
     (
         "crates/collectives/src/mpi/library.rs",
@@ -72,6 +76,8 @@ const MODULES: &[(&str, &str)] = &[
         "crates/zero/src/device/cuda.rs",
         "memory comes unset from CUDA's driver, and is lent to its copies",
     ),
+    ("crates/zero/src/device/gpu.rs", "kernels work with addresses"),
+    ("crates/zero/src/device/launch.rs", "kernels and copies take addresses"),
     ("crates/zero/src/optimizer/prefetch.rs", "prefetches take pointers"),
     ("crates/zero/src/release.rs", "pages are given back by address"),
     ("crates/zero/src/weights/mapped_file.rs", "mapping of weight files"),

@@ -176,7 +176,7 @@ impl Group {
                 let parts = parts(counts, input.element(), size);
                 staged(engine, Plan::AllGather { parts }, input.bytes(), output.bytes_mut())
             }
-            Collective::AllGatherInPlace { mut buffer, counts } => {
+            Collective::AllGatherInPlace { mut buffer, counts, .. } => {
                 let parts = parts(counts, buffer.element(), size);
                 let input = buffer.bytes()[parts[rank].clone()].to_vec();
                 staged(engine, Plan::AllGather { parts }, &input, buffer.bytes_mut())

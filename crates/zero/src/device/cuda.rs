@@ -5,6 +5,7 @@
     reason = "memory comes unset from the driver, and is lent to copies that outlast a call"
 )]
 
+use super::gpu::{copy_from_buffer, copy_to_buffer};
 use super::memory::{DeviceMemory, HostMemory, SideStream, another_devices, not_managed};
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use candle_core::cuda::cudarc::driver::sys::CUmemPool_attribute;
@@ -14,6 +15,7 @@ use candle_core::cuda::cudarc::driver::{
 use candle_core::cuda::{CudaStorageSlice as Slice, WrapErr};
 use candle_core::{CudaDevice, CudaStorage, DType, Result};
 use half::{bf16, f16};
+use sconce_collectives::Buffer;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -84,6 +86,18 @@ impl DeviceMemory for CudaStorage {
             Slice::F16(all) => copy_in(&stream, all, elements, host),
             _ => Err(not_managed()),
         }
+    }
+
+    fn copy_to_buffer(&self, elements: Range<usize>, buffer: &mut Buffer, at: usize) -> Result<()> {
+        copy_to_buffer(self, elements, buffer, at)
+    }
+
+    fn copy_from_buffer(&mut self, elements: Range<usize>, buffer: &Buffer, at: usize) -> Result<()> {
+        copy_from_buffer(self, elements, buffer, at)
+    }
+
+    fn as_cuda(&mut self) -> Option<&mut CudaStorage> {
+        Some(self)
     }
 
     fn give_back(&mut self) -> Result<()> {

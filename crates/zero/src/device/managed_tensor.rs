@@ -1,9 +1,12 @@
 //! A parameter's tensor, and how engine code comes to its elements, wherever they are.
 
+use super::Gpu;
 use super::memory::DeviceMemory;
 use super::staging::{Staging, Taken};
+use crate::Tier;
 use crate::storage::{ElementsMut, with_values};
 use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor};
+use sconce_collectives::Buffer;
 use std::cell::Cell;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -105,6 +108,43 @@ impl ManagedTensor {
         Ok(result)
     }
 
+    /// Copies some elements to a buffer on the tensor's device, from one of its bytes on.
+    pub(crate) fn copy_to_buffer(&self, elements: Range<usize>, buffer: &mut Buffer, at: usize) -> Result<()> {
+        self.on_memory(|memory| memory.copy_to_buffer(elements, buffer, at))
+    }
+
+    /// Copies elements of a whole tensor from a buffer on its device, each range from one of its bytes on.
+    pub(crate) fn copy_from_buffer(
+        &self,
+        buffer: &Buffer,
+        ranges: impl Iterator<Item = (Range<usize>, usize)>,
+    ) -> Result<()> {
+        self.on_memory(|memory| {
+            let mut ranges = ranges;
+            ranges.try_for_each(|(elements, at)| memory.copy_from_buffer(elements, buffer, at))
+        })
+    }
+
+    /// Does so with a tensor that may be released; all its elements must be in the ranges.
+    pub(crate) fn fill_from_buffer(
+        &self,
+        buffer: &Buffer,
+        ranges: impl Iterator<Item = (Range<usize>, usize)>,
+    ) -> Result<()> {
+        let (dtype, count) = (self.tensor.dtype(), self.tensor.elem_count());
+        self.on_memory(|memory| match memory.holds(dtype, count) {
+            true => Ok(()),
+            false => memory.allocate(dtype, count),
+        })?;
+        self.copy_from_buffer(buffer, ranges)
+    }
+
+    /// Returns the GPU on which state of a tier lies that belongs to the tensor, if that is one.
+    pub(crate) fn gpu(&self, tier: Tier) -> Option<&Gpu> {
+        let gpu = self.apart.as_ref()?.gpu(tier)?;
+        gpu.reaches(&self.tensor).then_some(gpu)
+    }
+
     /// Gives back the memory of the elements; until the tensor is filled again, nothing can compute with it.
     pub(crate) fn release(&self) -> Result<()> {
         match &self.apart {
@@ -114,7 +154,7 @@ impl ManagedTensor {
     }
 
     /// Runs `work` on the tensor's storage, under its lock.
-    fn on_memory<R>(&self, work: impl FnOnce(&mut dyn DeviceMemory) -> Result<R>) -> Result<R> {
+    pub(super) fn on_memory<R>(&self, work: impl FnOnce(&mut dyn DeviceMemory) -> Result<R>) -> Result<R> {
         let task = OnMemory {
             work: Cell::new(Some(work)),
             outcome: Cell::new(None),

@@ -26,6 +26,18 @@ pub(super) trait DeviceMemory {
     /// Starts a copy of some elements from the beginning of host memory.
     fn copy_in(&mut self, elements: Range<usize>, host: &mut HostMemory) -> Result<()>;
 
+    /// Copies some elements to a buffer of the engine's on that device, from one of its bytes on.
+    fn copy_to_buffer(&self, elements: Range<usize>, buffer: &mut Buffer, at: usize) -> Result<()>;
+
+    /// Copies some elements from such a buffer.
+    fn copy_from_buffer(&mut self, elements: Range<usize>, buffer: &Buffer, at: usize) -> Result<()>;
+
+    /// Returns it as what kernels work with.
+    #[cfg(feature = "cuda")]
+    fn as_cuda(&mut self) -> Option<&mut candle_core::CudaStorage> {
+        None
+    }
+
     /// Gives the memory back; what is left is of a type that no op computes with.
     fn give_back(&mut self) -> Result<()>;
 
@@ -104,12 +116,7 @@ impl DeviceMemory for CpuStorage {
     }
 
     fn copy_out(&self, elements: Range<usize>, host: &mut HostMemory) -> Result<()> {
-        let source: &[u8] = match self {
-            Self::F32(all) => cast_slice(&all[elements]),
-            Self::BF16(all) => cast_slice(&all[elements]),
-            Self::F16(all) => cast_slice(&all[elements]),
-            _ => return Err(not_managed()),
-        };
+        let source = bytes(self, elements)?;
         host.on_heap()?[..source.len()].copy_from_slice(source);
         Ok(())
     }
@@ -119,13 +126,20 @@ impl DeviceMemory for CpuStorage {
     }
 
     fn copy_in(&mut self, elements: Range<usize>, host: &mut HostMemory) -> Result<()> {
-        let target: &mut [u8] = match self {
-            Self::F32(all) => cast_slice_mut(&mut all[elements]),
-            Self::BF16(all) => cast_slice_mut(&mut all[elements]),
-            Self::F16(all) => cast_slice_mut(&mut all[elements]),
-            _ => return Err(not_managed()),
-        };
+        let target = bytes_mut(self, elements)?;
         target.copy_from_slice(&host.on_heap()?[..target.len()]);
+        Ok(())
+    }
+
+    fn copy_to_buffer(&self, elements: Range<usize>, buffer: &mut Buffer, at: usize) -> Result<()> {
+        let source = bytes(self, elements)?;
+        buffer.as_mut_slice::<u8>()[at..at + source.len()].copy_from_slice(source);
+        Ok(())
+    }
+
+    fn copy_from_buffer(&mut self, elements: Range<usize>, buffer: &Buffer, at: usize) -> Result<()> {
+        let target = bytes_mut(self, elements)?;
+        target.copy_from_slice(&buffer.as_slice::<u8>()[at..at + target.len()]);
         Ok(())
     }
 
@@ -137,6 +151,24 @@ impl DeviceMemory for CpuStorage {
     fn allocate(&mut self, dtype: DType, count: usize) -> Result<()> {
         *self = zeros(dtype, count)?;
         Ok(())
+    }
+}
+
+fn bytes(storage: &CpuStorage, elements: Range<usize>) -> Result<&[u8]> {
+    match storage {
+        CpuStorage::F32(all) => Ok(cast_slice(&all[elements])),
+        CpuStorage::BF16(all) => Ok(cast_slice(&all[elements])),
+        CpuStorage::F16(all) => Ok(cast_slice(&all[elements])),
+        _ => Err(not_managed()),
+    }
+}
+
+fn bytes_mut(storage: &mut CpuStorage, elements: Range<usize>) -> Result<&mut [u8]> {
+    match storage {
+        CpuStorage::F32(all) => Ok(cast_slice_mut(&mut all[elements])),
+        CpuStorage::BF16(all) => Ok(cast_slice_mut(&mut all[elements])),
+        CpuStorage::F16(all) => Ok(cast_slice_mut(&mut all[elements])),
+        _ => Err(not_managed()),
     }
 }
 

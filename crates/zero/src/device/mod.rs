@@ -48,9 +48,23 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
+mod flat_memory;
+#[cfg(feature = "cuda")]
+mod gpu;
+#[cfg(feature = "cuda")]
+mod launch;
 mod managed_tensor;
 mod memory;
+#[cfg(not(feature = "cuda"))]
+mod no_gpu;
 mod staging;
+mod step;
 
+pub(crate) use flat_memory::FlatMemory;
+#[cfg(feature = "cuda")]
+pub(crate) use gpu::Gpu;
 pub(crate) use managed_tensor::{Filling, Intent, ManagedTensor};
+#[cfg(not(feature = "cuda"))]
+pub(crate) use no_gpu::Gpu;
 pub(crate) use staging::{Reading, Staging};
+pub(crate) use step::{Conversion, DeviceStep, StepTarget};

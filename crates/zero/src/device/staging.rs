@@ -1,10 +1,12 @@
 //! Host memory through which values pass between a device and the engine, kept for the next ones.
 
+use super::Gpu;
 use super::memory::{DeviceMemory, HostMemory, SideStream};
+use crate::Tier;
 use crate::storage::{ElementsMut, is_managed_dtype};
 use candle_core::{DType, Device, Result, Storage, Tensor};
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// An engine's host memory for copies.
 ///
@@ -14,6 +16,8 @@ pub(crate) struct Staging {
     emulates: bool,
     /// What copies of gradients run on.
     side: SideStream,
+    /// Where state lies, once parameters are on a device; `None` within if it cannot.
+    gpu: OnceLock<Option<Gpu>>,
     state: Mutex<State>,
 }
 
@@ -69,20 +73,42 @@ impl Staging {
     }
 
     /// Prepares for parameters on a device; an error where there can be none.
-    pub(crate) fn open(device: &Device) -> Result<()> {
+    pub(crate) fn open(&self, device: &Device) -> Result<()> {
         match device {
             Device::Cpu => Ok(()),
             #[cfg(feature = "cuda")]
-            Device::Cuda(device) => super::cuda::prepare(device),
+            Device::Cuda(device) => {
+                super::cuda::prepare(device)?;
+                if self.gpu.get().is_none() {
+                    let gpu = Gpu::open(device)?;
+                    self.gpu.get_or_init(|| gpu);
+                }
+                Ok(())
+            }
             other => candle_core::bail!(
                 "managed parameters on {other:?}: build the model on the CPU, or on a CUDA device with the feature cuda"
             ),
         }
     }
 
+    /// Returns the GPU on which state of a tier lies, if it does on one.
+    pub(crate) fn gpu(&self, tier: Tier) -> Option<&Gpu> {
+        self.gpu.get()?.as_ref().filter(|_| tier == Tier::Device)
+    }
+
+    /// Returns the GPU that memory which is on one belongs to.
+    pub(crate) fn any_gpu(&self) -> Option<&Gpu> {
+        self.gpu(Tier::Device)
+    }
+
+    /// Returns how often the host has looked at state on a GPU.
+    pub(crate) fn host_accesses(&self) -> u64 {
+        self.any_gpu().map_or(0, Gpu::host_accesses)
+    }
+
     /// Returns the bytes that there are.
     pub(crate) fn bytes(&self) -> usize {
-        self.lock().bytes
+        self.lock().bytes + self.any_gpu().map_or(0, Gpu::passing_bytes)
     }
 
     /// Begins to copy a tensor's elements in order, beside what is computed later; the tensor is contiguous, of a managed

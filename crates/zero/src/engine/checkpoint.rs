@@ -131,8 +131,9 @@ impl Engine {
             let steps = parameters.iter().map(|p| state.steps.get(&p.info.name).copied());
             stepper.set_steps(steps);
             if self.gradients.is_laid_out() && state.rule.is_some() {
+                let gpu = self.staging.any_gpu();
                 self.gradients
-                    .with_layout(|buckets| stepper.restore(buckets, &parameters, &mut reading))??;
+                    .with_layout(|buckets| stepper.restore(buckets, &parameters, &mut reading, gpu))??;
             }
         }
         if let Some(saved) = &state.power_sgd {

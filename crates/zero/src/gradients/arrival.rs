@@ -35,14 +35,25 @@ impl Arrival {
 }
 
 impl State {
-    /// Begins to copy a gradient from a device, to be put into its place later.
-    pub(super) fn expect_arrival(&mut self, parameter: usize, gradient: &Tensor) -> Result<()> {
+    /// Takes a gradient on a device: puts it into its place there, or begins to copy it, to be put there later.
+    pub(super) fn take_from_device(&mut self, parameter: usize, gradient: &Tensor) -> Result<()> {
         let is_first = self.make_room(parameter)?;
         let (number, slot) = self.places[parameter];
         let has_left = number < self.left && self.is_reduced_now(number);
         let bucket = &mut self.buckets[number];
-        if has_left || !matches!(bucket.memory, Memory::Here(_)) {
+        let Memory::Here(buffer) = &mut bucket.memory else {
             return Err(CAME_TWICE);
+        };
+        if has_left {
+            return Err(CAME_TWICE);
+        }
+        if let Some(gpu) = self.staging.any_gpu().filter(|gpu| gpu.reaches(gradient))
+            && buffer.is_unified()
+        {
+            let places = bucket.layout.places(&bucket.layout.slots[slot]);
+            gpu.place(gradient, places, buffer, is_first)?;
+            (self.holds[parameter], self.arrived[parameter]) = (true, true);
+            return Ok(());
         }
         bucket.arrivals.push(Arrival {
             reading: self.staging.read(gradient)?,

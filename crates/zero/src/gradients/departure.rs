@@ -2,13 +2,13 @@
 
 use super::reduction::Reduction;
 use super::{AWAY_FROM_A_DEVICE, CAME_TWICE, INCOMPLETE, State};
-use crate::Result;
 use crate::bucket::{Away, Bucket, Memory};
 use crate::layout::Slot;
 use crate::mesh::Mesh;
+use crate::{Error, Result};
 use candle_core::DType;
 use sconce_collectives::Buffer;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 impl State {
     /// Gives a bucket of sharded gradients a buffer to fill.
@@ -23,7 +23,11 @@ impl State {
         }
         // All are being filled when this rank's graph is ordered otherwise than rank 0's: private memory serves too.
         let bytes = self.buckets[number].layout.elements() * size_of::<f32>();
-        let buffer = self.passing.pop().unwrap_or_else(|| Buffer::on_heap(bytes));
+        let buffer = match (self.passing.pop(), self.staging.any_gpu()) {
+            (Some(buffer), _) => buffer,
+            (None, Some(gpu)) if self.passes_on_gpu => gpu.allocate(bytes)?,
+            (None, _) => Buffer::on_heap(bytes),
+        };
         self.buckets[number].memory = Memory::Here(buffer);
         Ok(())
     }
@@ -43,8 +47,14 @@ impl State {
             let Memory::Here(buffer) = memory else {
                 return Err(CAME_TWICE);
             };
-            let elements = buffer.as_mut_slice::<f32>();
-            layout.places(slot).for_each(|(place, _)| elements[place].fill(0.0));
+            let mut places = layout.places(slot).map(|(place, _)| place);
+            match self.staging.any_gpu().filter(|_| buffer.is_unified()) {
+                Some(gpu) => places.try_for_each(|place| gpu.zero(buffer, place))?,
+                None => {
+                    let elements = buffer.as_mut_slice::<f32>();
+                    places.for_each(|place| elements[place].fill(0.0));
+                }
+            }
         }
         Ok(())
     }
@@ -59,8 +69,8 @@ impl State {
         for bucket in self.buckets.iter_mut().filter(|bucket| bucket.is_stepped_by_parts()) {
             let part = bucket.layout.part(rank);
             let reduced = match &mut bucket.memory {
-                Memory::Here(buffer) => &mut buffer.as_mut_slice::<f32>()[part],
-                _ => &mut bucket.shard,
+                Memory::Here(buffer) => &mut buffer.for_peers::<f32>()[part],
+                _ => bucket.shard.for_peers(),
             };
             Reduction::All.run(reduced, dtype, &*replicas)?;
         }
@@ -104,18 +114,35 @@ impl State {
         let Memory::Here(buffer) = std::mem::replace(&mut bucket.memory, Memory::Lost) else {
             return Err(INCOMPLETE);
         };
-        let mut arrivals = std::mem::take(&mut bucket.arrivals).into_iter();
+        let arrivals = std::mem::take(&mut bucket.arrivals);
         let landed = Ok(());
+        let staging = Arc::clone(&self.staging);
         let pending = group.run_behind(Away { buffer, landed }, move |away, group| {
-            let gradients = away.buffer.as_mut_slice();
-            if let Err(error) = arrivals.try_for_each(|arrival| arrival.land(gradients)) {
-                // Peers wait for this rank's gradients.
-                group.abort(&error.to_string());
-                away.landed = Err(error.into());
-                return Ok(());
+            if !arrivals.is_empty() {
+                let gradients = away.buffer.as_mut_slice();
+                if let Err(error) = arrivals.into_iter().try_for_each(|arrival| arrival.land(gradients)) {
+                    // Peers wait for this rank's gradients.
+                    group.abort(&error.to_string());
+                    away.landed = Err(error.into());
+                    return Ok(());
+                }
             }
             let _span = tracing::debug_span!("reduce bucket", what = number, elements).entered();
-            let gradients = &mut gradients[..elements];
+            if let Some(gpu) = staging.any_gpu().filter(|_| away.buffer.is_unified())
+                && compression.is_none()
+            {
+                let outcome = reduction.run_on(gpu, (&mut away.buffer, elements), dtype, group);
+                return match outcome {
+                    Err(Error::Collectives(error)) => Err(error),
+                    Err(error) => {
+                        group.abort(&error.to_string());
+                        away.landed = Err(error);
+                        Ok(())
+                    }
+                    Ok(()) => Ok(()),
+                };
+            }
+            let gradients = &mut away.buffer.as_mut_slice()[..elements];
             match compression {
                 Some(state) => {
                     let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,7 +174,7 @@ impl State {
             return Ok(());
         }
         let own = bucket.layout.part(rank);
-        bucket.add_to_shard(&buffer.as_slice::<f32>()[own]);
+        bucket.add_to_shard(&buffer, own, self.staging.any_gpu())?;
         bucket.memory = Memory::Absent;
         let (count, bytes, is_shared) = self.pool;
         if self.passing.len() < count && (buffer.len(), buffer.is_shared()) == (bytes, is_shared) {

@@ -14,11 +14,11 @@ impl Gradients {
     /// Gives every rank the other ranks' parts of what `own_part` says of its own, bucket by bucket, through the
     /// gradients' memory; the gradients are forgotten.
     ///
-    /// `own_part` fills this rank's part of a bucket of sharded state; `take` gets the whole bucket.
+    /// `own_part` fills this rank's part of memory for a whole bucket of sharded state; `take` gets the whole bucket.
     pub(crate) fn exchange_parts(
         &self,
-        own_part: impl Fn(&BucketLayout, &mut [u8]) -> Result<()>,
-        take: impl Fn(&BucketLayout, &[u8]) -> Result<()>,
+        own_part: impl Fn(&BucketLayout, &mut Buffer) -> Result<()>,
+        take: impl Fn(&BucketLayout, &Buffer) -> Result<()>,
     ) -> Result<()> {
         let mut state = self.lock();
         let state = &mut *state;
@@ -50,10 +50,7 @@ impl Gradients {
                 _ => return Err(INCOMPLETE),
             };
             let layout = &state.buckets[number].layout;
-            own_part(
-                layout,
-                &mut buffer.as_mut_slice()[bytes_of(layout, layout.part(communicator.rank()))],
-            )?;
+            own_part(layout, &mut buffer)?;
             let exchange = match layout.dtype {
                 DType::F32 => exchange::<f32>,
                 DType::BF16 => exchange::<bf16>,
@@ -78,15 +75,14 @@ impl State {
     fn take_back(
         &mut self,
         under_way: &mut VecDeque<(usize, Pending<Buffer>)>,
-        take: &impl Fn(&BucketLayout, &[u8]) -> Result<()>,
+        take: &impl Fn(&BucketLayout, &Buffer) -> Result<()>,
     ) -> Result<()> {
         let Some((number, pending)) = under_way.pop_front() else {
             return Ok(());
         };
         let buffer = pending.wait()?;
         let bucket = &mut self.buckets[number];
-        let layout = &bucket.layout;
-        take(layout, &buffer.as_slice()[bytes_of(layout, 0..layout.elements())])?;
+        take(&bucket.layout, &buffer)?;
         if bucket.is_sharded() {
             self.passing.push(buffer);
         } else {
@@ -108,6 +104,6 @@ fn exchange<T: Element>(
     part_elements: usize,
     group: &dyn Communicator,
 ) -> sconce_collectives::Result<()> {
-    let values = &mut buffer.as_mut_slice::<T>()[..elements];
+    let values = &mut buffer.for_peers::<T>()[..elements];
     group.all_gather_in_place(values, Counts::Equal(part_elements))
 }

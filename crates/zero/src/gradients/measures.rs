@@ -18,7 +18,8 @@ impl Gradients {
         };
         // What is not sharded is the same on all ranks, so that each need look at its own part only.
         let rank = communicator.rank();
-        let own = self.with_held(|buckets, holds| own_part_is_finite(rank, buckets, holds))?;
+        let own =
+            self.with_held(|buckets, holds| own_part_is_finite(rank, buckets, holds, self.staging.any_gpu()))??;
         let mut overflow = [u8::from(!own || finiteness.had_overflow())];
         communicator.all_reduce(&mut overflow, ReduceOp::Max)?;
         let finite = overflow == [0];
@@ -42,15 +43,30 @@ impl Gradients {
         let (rank, world) = (communicator.rank(), communicator.size());
         let (mut parts, exchange) = self.with_held(|held, holds| {
             let mut parts = vec![0.0; holds.len() * world];
+            let (mut places, mut on_device) = (Vec::new(), Vec::new());
             for bucket in held {
                 for slot in bucket.layout.slots.iter().filter(|slot| holds[slot.parameter]) {
                     for part in bucket.parts.clone() {
-                        parts[slot.parameter * world + part] = norm.of_part(bucket.gradient(slot, part));
+                        let place = slot.parameter * world + part;
+                        match bucket.on_device(slot, part) {
+                            Some(piece) => {
+                                places.push(place);
+                                on_device.push(piece);
+                            }
+                            None => parts[place] = norm.of_part(bucket.gradient(slot, part)),
+                        }
                     }
                 }
             }
-            (parts, held.iter().any(|bucket| bucket.parts.len() < world))
-        })?;
+            if let Some(gpu) = self.staging.any_gpu().filter(|_| !places.is_empty()) {
+                let found = gpu.norms(norm, &on_device)?;
+                places
+                    .into_iter()
+                    .zip(found)
+                    .for_each(|(place, found)| parts[place] = found);
+            }
+            Ok::<_, crate::Error>((parts, held.iter().any(|bucket| bucket.parts.len() < world)))
+        })??;
         if exchange {
             let parameters = parts.len() / world;
             let own: Vec<f64> = parts.chunks(world).map(|parts| parts[rank]).collect();

@@ -1,10 +1,11 @@
 //! How a bucket becomes the mean over the ranks of a group, in f32 or rounded to a narrower dtype for the way.
 
+use crate::device::{Conversion, Gpu};
 use candle_core::DType;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use rayon::prelude::*;
-use sconce_collectives::{Communicator, Counts, Element, ReduceOp, Result};
+use sconce_collectives::{Buffer, Communicator, Counts, Element, ReduceOp, Result};
 
 /// Elements converted by one task.
 const BLOCK: usize = 1 << 15;
@@ -38,6 +39,34 @@ impl Reduction {
         self.run_as(&mut narrow, group)?;
         let pairs = narrow.par_chunks(BLOCK).zip(gradients.par_chunks_mut(BLOCK));
         pairs.for_each(|(narrow, wide)| narrow.convert_to_f32_slice(wide));
+        Ok(())
+    }
+
+    /// Does what [`Reduction::run`] does with the first elements of memory on the GPU.
+    pub(super) fn run_on(
+        self,
+        gpu: &Gpu,
+        (gradients, count): (&mut Buffer, usize),
+        dtype: DType,
+        group: &dyn Communicator,
+    ) -> crate::Result<()> {
+        if dtype == DType::F32 {
+            // Of one rank it is the gradients themselves, and nobody waits for them.
+            return match group.size() {
+                1 => Ok(()),
+                _ => Ok(self.run_as(&mut gradients.for_peers::<f32>()[..count], group)?),
+            };
+        }
+        let mut narrow = gpu.take(count * dtype.size_in_bytes())?;
+        gpu.convert(dtype, gradients, &mut narrow, count, Conversion::Narrow)?;
+        if group.size() > 1 {
+            match dtype {
+                DType::BF16 => self.run_as(&mut narrow.for_peers::<bf16>()[..count], group)?,
+                _ => self.run_as(&mut narrow.for_peers::<f16>()[..count], group)?,
+            }
+        }
+        gpu.convert(dtype, gradients, &mut narrow, count, Conversion::Widen)?;
+        gpu.give_back(narrow);
         Ok(())
     }
 

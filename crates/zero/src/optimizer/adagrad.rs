@@ -2,7 +2,7 @@
 
 use super::elements::for_each_element;
 use super::instruction_sets::for_each_instruction_set;
-use super::{Gradient, OptimizerRule, StateSlices, Update, Values, in_range};
+use super::{Gradient, OptimizerRule, StateSlices, StepKernel, Update, Values, in_range};
 use crate::Result;
 
 /// Adagrad (Duchi, Hazan and Singer 2011), with PyTorch's defaults and order of operations.
@@ -71,14 +71,28 @@ impl OptimizerRule for Adagrad {
 
     fn update_values(&self, update: &Update, values: Values<'_>, gradient: Gradient<'_>, state: StateSlices<'_>) {
         let [sum, ..] = state.0;
+        fused(&self.factors(update), values, gradient, sum);
+    }
+
+    fn kernel(&self, update: &Update) -> Option<StepKernel> {
+        let f = self.factors(update);
+        Some(StepKernel::new(
+            "step_adagrad",
+            1,
+            [f.rate, f.decay, f.epsilon, f.scale],
+        ))
+    }
+}
+
+impl Adagrad {
+    fn factors(&self, update: &Update) -> Factors {
         let earlier_steps = (update.step - 1) as f64;
-        let factors = Factors {
+        Factors {
             rate: (update.learning_rate / (1.0 + earlier_steps * self.learning_rate_decay)) as f32,
             decay: self.weight_decay as f32,
             epsilon: self.epsilon as f32,
             scale: update.gradient_scale,
-        };
-        fused(&factors, values, gradient, sum);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Adam with an L2 penalty.
 
 use super::moments::{Decay, Settings, state_names};
-use super::{Gradient, OptimizerRule, StateSlices, Update, Values};
+use super::{Gradient, OptimizerRule, StateSlices, StepKernel, Update, Values};
 use crate::Result;
 
 /// Adam (Kingma and Ba 2015), with PyTorch's defaults and order of operations.
@@ -80,5 +80,9 @@ impl OptimizerRule for Adam {
 
     fn update_values(&self, update: &Update, values: Values<'_>, gradient: Gradient<'_>, state: StateSlices<'_>) {
         self.settings().update(Decay::Penalty, update, values, gradient, state);
+    }
+
+    fn kernel(&self, update: &Update) -> Option<StepKernel> {
+        Some(self.settings().kernel(Decay::Penalty, update, self.amsgrad))
     }
 }

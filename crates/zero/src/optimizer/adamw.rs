@@ -1,7 +1,7 @@
 //! Adam with decoupled weight decay.
 
 use super::moments::{Decay, Settings, state_names};
-use super::{Gradient, OptimizerRule, StateSlices, Update, Values};
+use super::{Gradient, OptimizerRule, StateSlices, StepKernel, Update, Values};
 use crate::Result;
 
 /// AdamW (Loshchilov and Hutter 2019, algorithm 2), with PyTorch's defaults and order of operations.
@@ -79,5 +79,9 @@ impl OptimizerRule for AdamW {
     fn update_values(&self, update: &Update, values: Values<'_>, gradient: Gradient<'_>, state: StateSlices<'_>) {
         self.settings()
             .update(Decay::Decoupled, update, values, gradient, state);
+    }
+
+    fn kernel(&self, update: &Update) -> Option<StepKernel> {
+        Some(self.settings().kernel(Decay::Decoupled, update, self.amsgrad))
     }
 }

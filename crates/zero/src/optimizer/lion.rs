@@ -2,7 +2,7 @@
 
 use super::elements::for_each_element;
 use super::instruction_sets::for_each_instruction_set;
-use super::{Gradient, OptimizerRule, StateSlices, Update, Values, in_range};
+use super::{Gradient, OptimizerRule, StateSlices, StepKernel, Update, Values, in_range};
 use crate::Result;
 
 /// Lion (Chen et al. 2023, algorithm 2), with the authors' defaults; decay as in DeepSpeed.
@@ -60,7 +60,19 @@ impl OptimizerRule for Lion {
 
     fn update_values(&self, update: &Update, values: Values<'_>, gradient: Gradient<'_>, state: StateSlices<'_>) {
         let [momentum, ..] = state.0;
-        let factors = Factors {
+        fused(&self.factors(update), values, gradient, momentum);
+    }
+
+    fn kernel(&self, update: &Update) -> Option<StepKernel> {
+        let f = self.factors(update);
+        let factors = [f.rate, f.keep, f.beta1, f.rest1, f.beta2, f.rest2, f.scale];
+        Some(StepKernel::new("step_lion", 1, factors))
+    }
+}
+
+impl Lion {
+    fn factors(&self, update: &Update) -> Factors {
+        Factors {
             rate: update.learning_rate as f32,
             keep: (1.0 - update.learning_rate * self.weight_decay) as f32,
             beta1: self.beta1 as f32,
@@ -68,8 +80,7 @@ impl OptimizerRule for Lion {
             beta2: self.beta2 as f32,
             rest2: (1.0 - self.beta2) as f32,
             scale: update.gradient_scale,
-        };
-        fused(&factors, values, gradient, momentum);
+        }
     }
 }
 

@@ -12,6 +12,7 @@ mod pieces;
 mod prefetch;
 mod rounding;
 mod sgd;
+mod step_kernel;
 mod values;
 
 pub use adagrad::Adagrad;
@@ -21,6 +22,7 @@ pub use groups::{ParameterGroup, ParameterGroups};
 pub(crate) use groups::{assign, rules_at, warn_of_empty};
 pub use lion::Lion;
 pub use sgd::Sgd;
+pub use step_kernel::StepKernel;
 pub use values::{Gradient, HalfMut, Values};
 
 use crate::Result;
@@ -75,6 +77,13 @@ pub trait OptimizerRule: Send + Sync + std::fmt::Debug {
                 self.update(update, parameter, gradient, state);
             },
         );
+    }
+
+    /// Returns how a GPU on which the state lies carries out an update; state arrays that are not kept are not looked at.
+    ///
+    /// `None`: the host runs [`OptimizerRule::update_values`] over the GPU's memory, which is right but slow.
+    fn kernel(&self, _update: &Update) -> Option<StepKernel> {
+        None
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::elements::for_each_element;
 use super::instruction_sets::for_each_instruction_set;
-use super::{Gradient, StateSlices, Update, Values, in_range};
+use super::{Gradient, StateSlices, StepKernel, Update, Values, in_range};
 use crate::Result;
 
 /// Returns the names of the state arrays, which are PyTorch's.
@@ -62,6 +62,31 @@ impl Settings {
         } else {
             decoupled(&factors, values, gradient, first, second);
         }
+    }
+
+    /// Returns the kernel that does so.
+    pub(super) fn kernel(&self, decay: Decay, update: &Update, uses_largest: bool) -> StepKernel {
+        let (name, arrays) = match decay {
+            _ if uses_largest => ("step_adam_largest", 3),
+            Decay::Penalty => ("step_adam_penalty", 2),
+            Decay::Decoupled => ("step_adam_decoupled", 2),
+        };
+        let f = self.factors(decay, update);
+        let (root, epsilon) = (f.inverse_root_correction, f.epsilon);
+        let (first, second) = ([f.beta1, f.rest1], [f.beta2, f.rest2]);
+        let factors = [
+            f.keep,
+            f.penalty,
+            first[0],
+            first[1],
+            second[0],
+            second[1],
+            f.step_size,
+            root,
+            epsilon,
+            f.scale,
+        ];
+        StepKernel::new(name, arrays, factors)
     }
 
     fn factors(&self, decay: Decay, update: &Update) -> Factors {

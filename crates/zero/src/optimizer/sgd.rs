@@ -2,7 +2,7 @@
 
 use super::elements::for_each_element;
 use super::instruction_sets::for_each_instruction_set;
-use super::{Gradient, OptimizerRule, StateSlices, Update, Values, in_range};
+use super::{Gradient, OptimizerRule, StateSlices, StepKernel, Update, Values, in_range};
 use crate::Result;
 
 /// SGD with L2 penalty, momentum, dampening and Nesterov momentum, by PyTorch's rules.
@@ -80,23 +80,36 @@ impl OptimizerRule for Sgd {
 
     fn update_values(&self, update: &Update, values: Values<'_>, gradient: Gradient<'_>, state: StateSlices<'_>) {
         let [buffer, ..] = state.0;
-        let rate = update.learning_rate as f32;
-        let (decay, scale) = (self.weight_decay as f32, update.gradient_scale);
+        let factors = self.factors(update);
         if self.momentum == 0.0 {
-            plain(rate, decay, scale, values, gradient);
-            return;
+            plain(factors.rate, factors.decay, factors.scale, values, gradient);
+        } else {
+            with_momentum(&factors, values, gradient, buffer);
         }
+    }
+
+    fn kernel(&self, update: &Update) -> Option<StepKernel> {
+        let f = self.factors(update);
+        let factors = [f.rate, f.decay, f.scale, f.keep, f.add, f.along, f.gradient];
+        Some(match self.momentum {
+            0.0 => StepKernel::new("step_sgd", 0, factors),
+            _ => StepKernel::new("step_sgd_momentum", 1, factors),
+        })
+    }
+}
+
+impl Sgd {
+    fn factors(&self, update: &Update) -> Factors {
         let first = update.step == 1;
-        let factors = Factors {
-            rate,
-            decay,
-            scale,
+        Factors {
+            rate: update.learning_rate as f32,
+            decay: self.weight_decay as f32,
+            scale: update.gradient_scale,
             keep: if first { 0.0 } else { self.momentum as f32 },
             add: if first { 1.0 } else { (1.0 - self.dampening) as f32 },
             along: if self.nesterov { self.momentum as f32 } else { 1.0 },
             gradient: if self.nesterov { 1.0 } else { 0.0 },
-        };
-        with_momentum(&factors, values, gradient, buffer);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{Group, Stepper};
 use crate::bucket::Held;
+use crate::device::{FlatMemory, Gpu};
 use crate::engine::Reading;
 use crate::parameter::Parameter;
 use crate::{Elements, OptimizerRule, Result, StatePiece};
@@ -52,7 +53,7 @@ impl Stepper {
             Ok(())
         };
         for (group, arrays) in &state.in_memory {
-            visit_group(group, &arrays.each_ref().map(Vec::as_slice), None)?;
+            visit_group(group, &arrays.each_ref().map(FlatMemory::as_slice), None)?;
         }
         for disk in &mut state.on_disk {
             // Only read: what `visit` fails with leaves the state on disk as it is.
@@ -97,10 +98,11 @@ impl Stepper {
         buckets: &[Held<'_>],
         parameters: &[Parameter],
         reading: &mut Reading<'_>,
+        gpu: Option<&Gpu>,
     ) -> Result<()> {
         let mut state = match self.state.take() {
             Some(state) => state,
-            None => self.new_state(buckets, parameters)?,
+            None => self.new_state(buckets, parameters, gpu)?,
         };
         let names = self.rule.state_names();
         let outcome = state.for_each_group(|group, arrays, mut masters| {
