@@ -5,7 +5,8 @@
 //!
 //! # Safety
 //! A [`Private`] is made from a slice that the caller has lent for the whole operation, lives no longer than it (it is
-//! never stored), and writes only if made from a mutable slice.
+//! never stored), and writes only if made from a mutable slice. One that goes to another thread is waited for before the
+//! operation ends, whether it fails or not.
 
 use crate::parts::Part;
 
@@ -16,6 +17,9 @@ pub(crate) struct Private {
     length: usize,
     writable: bool,
 }
+
+// SAFETY: bytes may be touched from any thread; that nobody does after the operation is on the module's page.
+unsafe impl Send for Private {}
 
 impl Private {
     pub(crate) fn of(bytes: &[u8]) -> Self {

@@ -5,6 +5,7 @@ use super::memory::Memory;
 use super::owner::{Carrier, Watch};
 use super::plan::Plan;
 use crate::Result;
+use crate::private::Private;
 
 /// A communicator with the memory that its data is staged through.
 #[derive(Debug)]
@@ -31,10 +32,34 @@ impl NcclCarrier {
     }
 }
 
+/// An operation on memory of the caller's: unless it comes to its end, the communicator is aborted, or the process ended,
+/// before the caller has its memory back.
+struct Attempt<'h>(&'h mut Handle);
+
+impl Attempt<'_> {
+    fn succeed(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 impl Carrier for NcclCarrier {
     fn carry(&mut self, plan: &Plan, input: &[u8], output: &mut [u8], watch: Watch<'_>) -> Result<()> {
         self.try_carry(plan, input, output, watch)
             .inspect_err(|_| self.handle.abort())
+    }
+
+    fn carry_in_place(&mut self, plan: &Plan, input: Private, output: Private, watch: Watch<'_>) -> Result<()> {
+        let attempt = Attempt(&mut self.handle);
+        attempt.0.enqueue_in_place(plan, &self.memory, (input, output), watch)?;
+        attempt.0.wait(&self.memory.mark()?, watch)?;
+        attempt.succeed();
+        Ok(())
     }
 
     fn split(

@@ -6,6 +6,7 @@ use super::plan::Plan;
 use crate::collective::{Collective, Counts, Kind, Signature};
 use crate::flight_recorder::FlightRecorder;
 use crate::parts::{Part, parts};
+use crate::private::Private;
 use crate::sub_groups::sub_groups;
 use crate::traffic::{Traffic, TrafficCounters};
 use crate::{Elements, Error, Options, Result};
@@ -23,8 +24,12 @@ pub(super) const LEAST_FOR_MAKING: Duration = Duration::from_secs(60);
 pub(super) struct Group {
     pub(super) board: Arc<Board>,
     pub(super) options: Options,
+    takes_in_place: TakesInPlace,
     engine: Mutex<Engine>,
 }
+
+/// Says whether the carrier can work where memory of a caller's lies.
+pub(super) type TakesInPlace = fn(&[u8]) -> bool;
 
 /// What changes from operation to operation.
 #[derive(Debug)]
@@ -40,6 +45,7 @@ impl Group {
     pub(super) fn new(
         board: Board,
         options: Options,
+        takes_in_place: TakesInPlace,
         make: impl FnOnce(Watch<'_>) -> Result<Box<dyn Carrier>> + Send + 'static,
     ) -> Result<Self> {
         let board = Arc::new(board);
@@ -57,6 +63,7 @@ impl Group {
         Ok(Self {
             board,
             options,
+            takes_in_place,
             engine: Mutex::new(engine),
         })
     }
@@ -107,7 +114,7 @@ impl Group {
                 return Ok((None, is_alone));
             };
             let board = self.board.of_sub_group(engine.splits, color, place);
-            let group = Self::new(board, self.options.clone(), move |_| Ok(carrier))?;
+            let group = Self::new(board, self.options.clone(), self.takes_in_place, move |_| Ok(carrier))?;
             Ok((Some(group), false))
         })
     }
@@ -135,8 +142,17 @@ impl Group {
         result
     }
 
-    fn dispatch(&self, engine: &mut Engine, signature: Signature, collective: Collective<'_>) -> Result<()> {
+    fn dispatch(&self, engine: &mut Engine, signature: Signature, mut collective: Collective<'_>) -> Result<()> {
         let (rank, size) = (self.board.rank, self.board.size);
+        if let Some((plan, input, output)) = self.in_place(&mut collective) {
+            self.board.enter(signature, &[])?;
+            let board = Arc::clone(&self.board);
+            // The memory stays lent until the carrier has ended: this waits for it.
+            return engine.owner.run(move |carrier| {
+                let watch = &mut watch(&board, signature.to_string(), Duration::ZERO);
+                carrier.carry_in_place(&plan, input, output, watch)
+            });
+        }
         let staged = |engine: &Engine, plan: Plan, input: &[u8], output: &mut [u8]| {
             self.board.enter(signature, &[])?;
             self.carry(engine, signature, plan, input, output)
@@ -262,6 +278,61 @@ impl Group {
                 let (send, receive) = (only(to, size, 0..input.len()), only(from, size, 0..output.len()));
                 self.carry(engine, signature, Plan::Exchange { send, receive }, input, output)
             }
+        }
+    }
+
+    /// Returns what is to be done, and with which memory, if that can be done where the memory lies.
+    fn in_place(&self, collective: &mut Collective<'_>) -> Option<(Plan, Private, Private)> {
+        let (rank, size) = (self.board.rank, self.board.size);
+        let is_taken = |bytes: &[u8]| !bytes.is_empty() && (self.takes_in_place)(bytes);
+        let taken = |bytes: &[u8]| is_taken(bytes).then(|| Private::of(bytes));
+        let taken_mut = |bytes: &mut [u8]| is_taken(bytes).then(|| Private::of_mut(bytes));
+        match collective {
+            Collective::AllReduce { buffer, op } => {
+                let (element, op) = (buffer.element(), *op);
+                let all = taken_mut(buffer.bytes_mut())?;
+                Some((Plan::AllReduce { element, op }, all, all))
+            }
+            Collective::Reduce { buffer, op, root } => {
+                let (element, op, root) = (buffer.element(), *op, *root);
+                let all = taken_mut(buffer.bytes_mut())?;
+                let output = if rank == root { all } else { all.part(0..0) };
+                Some((Plan::Reduce { element, op, root }, all, output))
+            }
+            Collective::ReduceScatter {
+                input,
+                output,
+                op,
+                counts,
+            } => {
+                let (element, op) = (input.element(), *op);
+                let parts = parts(*counts, element, size);
+                let (input, output) = (taken(input.bytes())?, taken_mut(output.bytes_mut())?);
+                Some((Plan::ReduceScatter { element, op, parts }, input, output))
+            }
+            Collective::ReduceScatterInPlace { buffer, op, counts } => {
+                let (element, op) = (buffer.element(), *op);
+                let parts = parts(*counts, element, size);
+                let all = taken_mut(buffer.bytes_mut())?;
+                let own = all.part(parts[rank].clone());
+                Some((Plan::ReduceScatter { element, op, parts }, all, own))
+            }
+            Collective::AllGather { input, output, counts } => {
+                let parts = parts(*counts, input.element(), size);
+                let (input, output) = (taken(input.bytes())?, taken_mut(output.bytes_mut())?);
+                Some((Plan::AllGather { parts }, input, output))
+            }
+            Collective::AllGatherInPlace { buffer, counts, .. } => {
+                let parts = parts(*counts, buffer.element(), size);
+                let all = taken_mut(buffer.bytes_mut())?;
+                let own = all.part(parts[rank].clone());
+                Some((Plan::AllGather { parts }, own, all))
+            }
+            Collective::Broadcast { buffer, root } => {
+                let all = taken_mut(buffer.bytes_mut())?;
+                Some((Plan::Broadcast { root: *root }, all, all))
+            }
+            _ => None,
         }
     }
 

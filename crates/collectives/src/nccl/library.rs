@@ -4,15 +4,17 @@
 //! - A [`Handle`] is a communicator that was made and has not ended: it is nulled when it ends, and no call is made with a
 //!   null one. One thread at a time has it, since calls take `&mut self`.
 //! - Memory is given to NCCL as a plan that [`Plan::fits`] its lengths, so that no call reaches outside of it. It is
-//!   [`Memory`] on the communicator's own device, owned by the same carrier, which outlives what NCCL does with it: a carrier
-//!   waits until the work has ended, or aborts the communicator, before it touches or frees the memory.
+//!   [`Memory`] on the communicator's own device, owned by the same carrier, which outlives what NCCL does with it; or unified
+//!   memory that the caller has lent for the operation ([`Private`]), which every device reaches. A carrier waits until the
+//!   work has ended, or aborts the communicator, before it touches, frees or gives back the memory.
 //! - The library is there: `cuda::require_nccl` was asked before the first call.
 
 use super::memory::Memory;
 use super::owner::Watch;
 use super::plan::{Plan, are_equal};
+use crate::private::Private;
 use crate::{ElementType, Error, ReduceOp, Result};
-use candle_core::cuda::cudarc::driver::{CudaEvent, DevicePtrMut};
+use candle_core::cuda::cudarc::driver::{CudaEvent, CudaStream, DevicePtrMut};
 use candle_core::cuda::cudarc::nccl::result::{self, NcclError, NcclStatus};
 use candle_core::cuda::cudarc::nccl::sys;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -124,6 +126,42 @@ impl Handle {
         let stream = memory.stream();
         let (input, _reading) = memory.input.device_ptr_mut(&stream);
         let (output, _writing) = memory.output.device_ptr_mut(&stream);
+        self.put(plan, (input, output), lengths.0, &stream, watch)
+    }
+
+    /// Puts the calls of a plan on memory of the caller's into that stream.
+    pub(super) fn enqueue_in_place(
+        &mut self,
+        plan: &Plan,
+        memory: &Memory,
+        (input, output): (Private, Private),
+        watch: Watch<'_>,
+    ) -> Result<()> {
+        self.alive("an operation")?;
+        let lengths = (input.len(), output.len());
+        if !plan.fits(self.rank, self.size, lengths.0, lengths.1)
+            || !output.is_writable()
+            || memory.device() != self.device()?
+        {
+            return Err(self.failed(
+                "an operation",
+                format!("{plan:?} does not fit {lengths:?} bytes in place"),
+            ));
+        }
+        memory.bind()?;
+        let addresses = (input.pointer().addr() as u64, output.pointer().addr() as u64);
+        self.put(plan, addresses, lengths.0, &memory.stream(), watch)
+    }
+
+    /// Puts the calls of a plan that fits memory into a stream; `length` is that of the input in bytes.
+    fn put(
+        &mut self,
+        plan: &Plan,
+        (input, output): (u64, u64),
+        length: usize,
+        stream: &CudaStream,
+        watch: Watch<'_>,
+    ) -> Result<()> {
         let calls = Calls {
             handle: self,
             input,
@@ -131,7 +169,7 @@ impl Handle {
             stream: stream.cu_stream().cast(),
         };
         calls.checked("ncclGroupStart", result::group_start())?;
-        let called = calls.make(plan, lengths.0);
+        let called = calls.make(plan, length);
         // Always, or every later call would belong to this group.
         let ended = calls.checked("ncclGroupEnd", result::group_end());
         called.and(ended)?;

@@ -71,6 +71,11 @@ impl Memory {
         Ok(())
     }
 
+    /// Makes the device that of the calling thread.
+    pub(super) fn bind(&self) -> Result<()> {
+        self.context.bind_to_thread().map_err(|error| refused(&error))
+    }
+
     /// Marks the end of what is in the stream.
     pub(super) fn mark(&self) -> Result<CudaEvent> {
         self.stream.record_event(None).map_err(|error| refused(&error))

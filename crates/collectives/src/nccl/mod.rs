@@ -94,7 +94,7 @@ pub fn connect(world: &World, store: &StoreClient, options: &Options) -> Result<
             reason: "rank 0 gave no id of NCCL's; run the same program on all ranks".into(),
         })?
     };
-    let group = Group::new(board, options.clone(), move |watch| {
+    let group = Group::new(board, options.clone(), cuda::is_unified, move |watch| {
         Ok(Box::new(NcclCarrier::connect(id, (rank, size), gpu, watch)?))
     })?;
     Ok(communicator(group))

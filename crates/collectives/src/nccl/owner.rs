@@ -1,6 +1,7 @@
 //! The thread that owns a communicator: nothing else touches it, from its making to its end.
 
 use super::plan::Plan;
+use crate::private::Private;
 use crate::{Error, Result};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
@@ -9,6 +10,12 @@ use std::thread::JoinHandle;
 pub(super) trait Carrier: Send {
     /// Carries a plan out from `input` to `output`. While it waits it calls `watch`, and gives up for good if that fails.
     fn carry(&mut self, plan: &Plan, input: &[u8], output: &mut [u8], watch: Watch<'_>) -> Result<()>;
+
+    /// Carries out a plan that is no exchange where the caller's memory lies, which the group has found that this can take.
+    /// Input and output may lie in each other, at the places that NCCL calls in place.
+    ///
+    /// Whether it fails, panics or not: when it ends, nothing works with the memory any more.
+    fn carry_in_place(&mut self, plan: &Plan, input: Private, output: Private, watch: Watch<'_>) -> Result<()>;
 
     /// Makes groups of the ranks with equal colors; called by all ranks. Returns `None` to those without a color.
     fn split(

@@ -2,11 +2,12 @@
 
 use super::board::Board;
 use super::communicator::communicator;
-use super::group::Group;
+use super::group::{Group, TakesInPlace};
 use super::owner::{Carrier, Watch};
 use super::plan::Plan;
 use crate::collective::Counts;
 use crate::parts::Part;
+use crate::private::Private;
 use crate::store::{Secret, StoreClient, StoreServer};
 use crate::{Collective, Communicator, ElementsMut, Error, Options, ReduceOp, Result, shm, single};
 use std::sync::Arc;
@@ -14,11 +15,15 @@ use std::time::Duration;
 
 /// Carries plans out on memory of the host.
 #[derive(Debug)]
-struct OnHost(Arc<dyn Communicator>);
+struct OnHost {
+    group: Arc<dyn Communicator>,
+    /// Says whether it is given memory of callers, as far as it can be.
+    takes_in_place: TakesInPlace,
+}
 
-impl Carrier for OnHost {
-    fn carry(&mut self, plan: &Plan, input: &[u8], output: &mut [u8], _: Watch<'_>) -> Result<()> {
-        let (rank, size) = (self.0.rank(), self.0.size());
+impl OnHost {
+    fn run(&mut self, plan: &Plan, input: &[u8], output: &mut [u8]) -> Result<()> {
+        let (rank, size) = (self.group.rank(), self.group.size());
         assert!(plan.fits(rank, size, input.len(), output.len()), "{plan:?}");
         let lengths = |parts: &[Part], unit: usize| Vec::from_iter(parts.iter().map(|part| part.len() / unit));
         let mut whole = crate::Buffer::on_heap(input.len());
@@ -26,21 +31,21 @@ impl Carrier for OnHost {
         match plan {
             Plan::AllReduce { element, op } => {
                 let buffer = ElementsMut::of_bytes(*element, whole.as_mut_slice());
-                self.0.execute(Collective::AllReduce { buffer, op: *op })?;
+                self.group.execute(Collective::AllReduce { buffer, op: *op })?;
                 output.copy_from_slice(whole.as_slice());
                 Ok(())
             }
             Plan::Reduce { element, op, root } => {
                 let buffer = ElementsMut::of_bytes(*element, whole.as_mut_slice());
                 let (op, root) = (*op, *root);
-                self.0.execute(Collective::Reduce { buffer, op, root })?;
+                self.group.execute(Collective::Reduce { buffer, op, root })?;
                 output.copy_from_slice(&whole.as_slice::<u8>()[..output.len()]);
                 Ok(())
             }
             Plan::ReduceScatter { element, op, parts } => {
                 let counts = lengths(parts, element.size());
                 let buffer = ElementsMut::of_bytes(*element, whole.as_mut_slice());
-                self.0.execute(Collective::ReduceScatterInPlace {
+                self.group.execute(Collective::ReduceScatterInPlace {
                     buffer,
                     op: *op,
                     counts: Counts::Each(&counts),
@@ -48,33 +53,66 @@ impl Carrier for OnHost {
                 output.copy_from_slice(&whole.as_slice::<u8>()[parts[rank].clone()]);
                 Ok(())
             }
-            Plan::AllGather { parts } => self.0.all_gather_v(input, output, &lengths(parts, 1)),
+            Plan::AllGather { parts } => self.group.all_gather_v(input, output, &lengths(parts, 1)),
             Plan::Broadcast { root } => {
                 output.copy_from_slice(input);
-                self.0.broadcast(output, *root)
+                self.group.broadcast(output, *root)
             }
             // Only some ranks may take part: one message after the other, in an order that all ranks have.
             Plan::Exchange { send, receive } => {
                 for (from, to) in (0..size).flat_map(|from| (0..size).map(move |to| (from, to))) {
                     if from == rank && to != rank && !send[to].is_empty() {
-                        self.0.send(&input[send[to].clone()], to)?;
+                        self.group.send(&input[send[to].clone()], to)?;
                     } else if to == rank && from != rank && !receive[from].is_empty() {
-                        self.0.recv(&mut output[receive[from].clone()], from)?;
+                        self.group.recv(&mut output[receive[from].clone()], from)?;
                     }
                 }
                 Ok(())
             }
         }
     }
+}
+
+impl Carrier for OnHost {
+    fn carry(&mut self, plan: &Plan, input: &[u8], output: &mut [u8], _: Watch<'_>) -> Result<()> {
+        let is_reduction = !matches!(plan, Plan::Exchange { .. } | Plan::AllGather { .. });
+        assert!(!is_reduction || !(self.takes_in_place)(input), "{plan:?} is staged");
+        self.run(plan, input, output)
+    }
+
+    fn carry_in_place(&mut self, plan: &Plan, input: Private, output: Private, _: Watch<'_>) -> Result<()> {
+        assert!(
+            (self.takes_in_place)(&[0]) && output.is_writable(),
+            "{plan:?} is not staged"
+        );
+        let (mut source, mut target) = (vec![0; input.len()], vec![0; output.len()]);
+        Private::of_mut(&mut source).copy_between(&input);
+        Private::of_mut(&mut target).copy_between(&output);
+        // What lies in the output already is what lies there in the input.
+        self.run(plan, &source, &mut target)?;
+        output.copy_between(&Private::of(&target));
+        Ok(())
+    }
 
     fn split(&mut self, color: Option<u32>, place: (usize, usize), _: Watch<'_>) -> Result<Option<Box<dyn Carrier>>> {
-        let group = self.0.split(color, place.0 as i64)?;
-        Ok(group.map(|group| -> Box<dyn Carrier> { Box::new(Self(group)) }))
+        let takes_in_place = self.takes_in_place;
+        let group = self.group.split(color, place.0 as i64)?;
+        Ok(group.map(|group| -> Box<dyn Carrier> { Box::new(Self { group, takes_in_place }) }))
     }
 }
 
 /// Runs `rule` on every rank of a group of `size` ranks that are threads.
 fn on_ranks(size: usize, timeout: Duration, rule: impl Fn(&dyn Communicator) + Sync) {
+    on_ranks_with(|_| false, size, timeout, rule);
+}
+
+/// Does so over a carrier that works where memory lies which `takes_in_place` allows.
+fn on_ranks_with(
+    takes_in_place: TakesInPlace,
+    size: usize,
+    timeout: Duration,
+    rule: impl Fn(&dyn Communicator) + Sync,
+) {
     let secret = Secret::random();
     let server = StoreServer::start("127.0.0.1:0", secret.clone()).unwrap();
     let address = server.address().to_string();
@@ -93,7 +131,13 @@ fn on_ranks(size: usize, timeout: Duration, rule: impl Fn(&dyn Communicator) + S
             scope.spawn(move || {
                 let store = StoreClient::connect(address, secret, timeout).unwrap();
                 let board = Board::new(store, "test".into(), "world".into(), (rank, size), timeout);
-                let group = Group::new(board, options.clone(), |_| Ok(Box::new(OnHost(carrier)))).unwrap();
+                let group = Group::new(board, options.clone(), takes_in_place, move |_| {
+                    Ok(Box::new(OnHost {
+                        group: carrier,
+                        takes_in_place,
+                    }))
+                });
+                let group = group.unwrap();
                 rule(&*communicator(group));
             });
         }
@@ -103,9 +147,10 @@ fn on_ranks(size: usize, timeout: Duration, rule: impl Fn(&dyn Communicator) + S
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
-fn every_operation_stages_its_data_to_the_right_places() {
-    for size in 1..=4 {
-        on_ranks(size, LONG, |group| {
+fn every_operation_brings_its_data_to_the_right_places_staged_and_in_place() {
+    let takes: [TakesInPlace; 2] = [|_| false, |_| true];
+    for (size, takes_in_place) in (1..=4).flat_map(|size| takes.map(|takes| (size, takes))) {
+        on_ranks_with(takes_in_place, size, LONG, |group| {
             let rank = group.rank();
             let ranks = 0..size;
             let mut sum = [rank as f32, 1.0];
