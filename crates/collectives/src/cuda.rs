@@ -10,9 +10,7 @@ mod unified;
 pub use gpu::{Gpu, check_kernels, gpus};
 pub use kernels::Capability;
 pub(crate) use unified::Unified;
-#[cfg(feature = "nccl")]
-pub(crate) use unified::is_unified;
-pub use unified::{Lent, UnifiedMemory};
+pub use unified::{Lent, UnifiedMemory, is_unified};
 
 use crate::{Error, Result};
 use candle_core::cuda::cudarc::driver::{CudaContext, DriverError};

@@ -20,8 +20,8 @@ const QUICK: &str = "profile.dev.package.\"*\".opt-level=0";
 /// library and by the `sconce` of that build, which starts and says what is missing.
 const TESTS: [&str; 5] = ["--lib", "--test", "device", "--test", "env"];
 
-/// What runs over a stand-in for the driver: training whose parameters are on a device.
-const TESTS_WITH_DRIVER: [&str; 2] = ["--test", "on_cuda"];
+/// What runs over a stand-in for the driver: unified memory, and training whose parameters are on a device.
+const TESTS_WITH_DRIVER: [&str; 4] = ["--test", "unified_memory", "--test", "on_cuda"];
 
 /// The stand-in for the driver, and for libraries that candle opens a device with.
 const DRIVER: &str = include_str!("driver.c");

@@ -31,6 +31,10 @@ const MODULES: &[(&str, &str)] = &[
         "memory that host and GPU reach at the same addresses",
     ),
     (
+        "crates/collectives/tests/unified_memory.rs",
+        "work on lent memory, put into streams",
+    ),
+    (
         "crates/collectives/src/mpi/library.rs",
         "the calls of MPI's C interface",
     ),

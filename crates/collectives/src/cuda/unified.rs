@@ -70,9 +70,9 @@ impl UnifiedMemory {
     }
 }
 
-/// Says whether memory is unified memory, which every GPU here reaches; to be asked only where CUDA is in use.
-#[cfg(feature = "nccl")]
-pub(crate) fn is_unified(memory: &[u8]) -> bool {
+/// Says whether memory is unified memory, which every GPU here reaches; to be asked only where CUDA is in use, since what
+/// is missing there is a panic.
+pub fn is_unified(memory: &[u8]) -> bool {
     use candle_core::cuda::cudarc::driver::sys::{CUpointer_attribute, cuPointerGetAttribute};
     let mut is_managed = 0u32;
     let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED;

@@ -18,6 +18,7 @@
 use super::launch::{Argument, Factors, Span, copy, equal, launch};
 use super::memory::{DeviceMemory, not_managed};
 use super::{Conversion, DeviceStep, StepTarget};
+use crate::layout::{BucketLayout, Slot};
 use crate::{Norm, Result};
 use candle_core::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop, result};
 use candle_core::cuda::{CudaStorageSlice as Slice, WrapErr};
@@ -117,12 +118,12 @@ impl Gpu {
     pub(crate) fn place(
         &self,
         gradient: &Tensor,
-        places: impl Iterator<Item = (Range<usize>, Range<usize>)>,
+        (layout, slot): (&BucketLayout, &Slot),
         bucket: &mut Buffer,
         is_first: bool,
     ) -> Result<()> {
-        let (storage, layout) = gradient.storage_and_layout();
-        let (Storage::Cuda(storage), Some((start, _))) = (&*storage, layout.contiguous_offsets()) else {
+        let (storage, contiguous) = gradient.storage_and_layout();
+        let (Storage::Cuda(storage), Some((start, end))) = (&*storage, contiguous.contiguous_offsets()) else {
             return Err(not_managed().into());
         };
         let kernel = match gradient.dtype() {
@@ -134,24 +135,24 @@ impl Gpu {
         let bytes = bucket.len();
         let lent = bucket.lend_mut(&stream)?;
         let (address, bytes_of_gradient, size, _reading) = address_of(storage, &stream)?;
-        for (place, chunk) in places {
-            let to = Span::of_buffer(&lent, bytes, &place)?;
-            let from = Span::of(
-                address,
-                bytes_of_gradient,
-                &(start + chunk.start..start + chunk.end),
-                size,
-            )?;
-            let arguments = [
-                Argument::Elements(from),
-                Argument::Elements(to),
-                Argument::Count(equal([from, to])?),
-                Argument::Word(is_first.into()),
-            ];
-            // SAFETY: `place_*` reads so many elements and writes as many (module page).
-            unsafe { launch(&self.device, kernel, to.count, &arguments) }?;
+        let from = Span::of(address, bytes_of_gradient, &(start..end), size)?;
+        // From the first place to the end of the bucket: all parts are within it.
+        let to = Span::of_buffer(&lent, bytes, &(layout.place(slot, 0).start..layout.elements()))?;
+        if from.count != slot.elements {
+            let message = format!("a gradient of {} elements for {}", from.count, slot.elements);
+            return Err(candle_core::Error::msg(message).into());
         }
-        Ok(())
+        let arguments = [
+            Argument::Elements(from),
+            Argument::Elements(to),
+            Argument::Count(from.count as u64),
+            Argument::Count(slot.chunk(0).len() as u64),
+            Argument::Count(layout.part_elements as u64),
+            Argument::Word(is_first.into()),
+        ];
+        // SAFETY: `place_*` reads so many elements and writes as many, chunk after chunk into the parts of the layout, whose
+        // places end with the bucket at the latest (module page).
+        Ok(unsafe { launch(&self.device, kernel, from.count, &arguments) }?)
     }
 
     /// Adds elements of a buffer, from one of them on, to the first of another, or copies them if they are the first.
@@ -165,6 +166,9 @@ impl Gpu {
             Argument::Elements(from),
             Argument::Elements(to),
             Argument::Count(equal([from, to])?),
+            // All in one place.
+            Argument::Count(count as u64),
+            Argument::Count(0),
             Argument::Word(is_first.into()),
         ];
         // SAFETY: `place_f32` reads so many elements and writes as many (module page).
@@ -188,18 +192,15 @@ impl Gpu {
         let is_bf16 = dtype == DType::BF16;
         let (kernel, from, to) = match way {
             Conversion::Narrow => (if is_bf16 { "narrow_bf16" } else { "narrow_f16" }, wide, narrow),
-            Conversion::Widen => (if is_bf16 { "place_bf16" } else { "place_f16" }, narrow, wide),
+            Conversion::Widen => (if is_bf16 { "widen_from_bf16" } else { "widen_from_f16" }, narrow, wide),
         };
         let arguments = [
             Argument::Elements(from),
             Argument::Elements(to),
             Argument::Count(equal([from, to])?),
-            // That what is there is replaced: a word that the kernels which narrow do not take.
-            Argument::Word(1),
         ];
-        let taken = if way == Conversion::Narrow { 3 } else { 4 };
         // SAFETY: the kernels read so many elements and write as many (module page).
-        Ok(unsafe { launch(&self.device, kernel, count, &arguments[..taken]) }?)
+        Ok(unsafe { launch(&self.device, kernel, count, &arguments) }?)
     }
 
     /// Makes elements zeros.

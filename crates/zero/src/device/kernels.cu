@@ -43,24 +43,24 @@ static __device__ inline u16 round_to_f16(float value) {
     return sign | (u16)((magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13);
 }
 
-// A gradient into its place in a bucket, or added to what is there.
+// A gradient into its places in a bucket, or added to what is there: chunks of so many elements begin `stride` apart.
 
-KERNEL place_f32(const float *from, float *to, u64 count, u32 is_first) {
-    EACH(i, count) to[i] = is_first ? from[i] : to[i] + from[i];
+static __device__ inline void place(float *to, u64 i, u64 chunk, u64 stride, u32 is_first, float value) {
+    u64 part = i < chunk ? 0 : i / chunk;
+    float *slot = to + part * stride + (i - part * chunk);
+    *slot = is_first ? value : *slot + value;
 }
 
-KERNEL place_bf16(const u16 *from, float *to, u64 count, u32 is_first) {
-    EACH(i, count) {
-        float value = widen_bf16(from[i]);
-        to[i] = is_first ? value : to[i] + value;
-    }
+KERNEL place_f32(const float *from, float *to, u64 count, u64 chunk, u64 stride, u32 is_first) {
+    EACH(i, count) place(to, i, chunk, stride, is_first, from[i]);
 }
 
-KERNEL place_f16(const u16 *from, float *to, u64 count, u32 is_first) {
-    EACH(i, count) {
-        float value = widen_f16(from[i]);
-        to[i] = is_first ? value : to[i] + value;
-    }
+KERNEL place_bf16(const u16 *from, float *to, u64 count, u64 chunk, u64 stride, u32 is_first) {
+    EACH(i, count) place(to, i, chunk, stride, is_first, widen_bf16(from[i]));
+}
+
+KERNEL place_f16(const u16 *from, float *to, u64 count, u64 chunk, u64 stride, u32 is_first) {
+    EACH(i, count) place(to, i, chunk, stride, is_first, widen_f16(from[i]));
 }
 
 // Gradients on their way to other ranks in 16 bits, and back.
@@ -71,6 +71,14 @@ KERNEL narrow_bf16(const float *from, u16 *to, u64 count) {
 
 KERNEL narrow_f16(const float *from, u16 *to, u64 count) {
     EACH(i, count) to[i] = round_to_f16(from[i]);
+}
+
+KERNEL widen_from_bf16(const u16 *from, float *to, u64 count) {
+    EACH(i, count) to[i] = widen_bf16(from[i]);
+}
+
+KERNEL widen_from_f16(const u16 *from, float *to, u64 count) {
+    EACH(i, count) to[i] = widen_f16(from[i]);
 }
 
 // Changes of gradients that are held. A flag is set, never cleared, by whichever threads find that it is to be.

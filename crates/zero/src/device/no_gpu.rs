@@ -1,6 +1,7 @@
 //! What stands for a GPU in a build that knows none: there never is one.
 
 use super::{Conversion, DeviceStep, StepTarget};
+use crate::layout::{BucketLayout, Slot};
 use crate::{Norm, Result};
 use candle_core::{DType, Tensor};
 use sconce_collectives::Buffer;
@@ -38,7 +39,7 @@ impl Gpu {
     pub(crate) fn place(
         &self,
         _gradient: &Tensor,
-        _places: impl Iterator<Item = (Range<usize>, Range<usize>)>,
+        _place: (&BucketLayout, &Slot),
         _bucket: &mut Buffer,
         _is_first: bool,
     ) -> Result<()> {

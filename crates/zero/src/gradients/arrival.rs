@@ -50,8 +50,8 @@ impl State {
         if let Some(gpu) = self.staging.any_gpu().filter(|gpu| gpu.reaches(gradient))
             && buffer.is_unified()
         {
-            let places = bucket.layout.places(&bucket.layout.slots[slot]);
-            gpu.place(gradient, places, buffer, is_first)?;
+            let place = (&bucket.layout, &bucket.layout.slots[slot]);
+            gpu.place(gradient, place, buffer, is_first)?;
             (self.holds[parameter], self.arrived[parameter]) = (true, true);
             return Ok(());
         }
