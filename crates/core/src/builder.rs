@@ -251,9 +251,8 @@ impl AcceleratorBuilder {
 
     /// Sets what this rank computes on; by default what the environment asks for, else the CPU.
     ///
-    /// On a GPU the model's parameters, gathered as far as they are sharded, and its computations are there; gradients, f32
-    /// masters, shards and optimizer state are in the host's memory, where the CPU updates them. This has not been run on
-    /// a GPU yet.
+    /// On a GPU all of the model's computations and state are there, but for what is offloaded to the host's memory, where the
+    /// CPU updates it. This has not been run on a GPU yet.
     #[must_use]
     pub fn device(mut self, device: DeviceRequest) -> Self {
         self.device = Some(device);

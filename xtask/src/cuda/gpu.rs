@@ -14,9 +14,10 @@ use super::toolkit::{TARGET, Toolkit};
 const FOLDER: &str = "target/gpu-check";
 
 /// The programs that are carried: tests, and one that measures.
-const PROGRAMS: [(&str, &str); 5] = [
+const PROGRAMS: [(&str, &str); 6] = [
     ("--test", "conformance"),
     ("--test", "device"),
+    ("--test", "unified_memory"),
     ("--test", "on_cuda"),
     ("--test", "gpu_parity"),
     ("--bench", "gpu_throughput"),
@@ -73,8 +74,11 @@ for what in "${@:-device memory parity 1_rank 2_ranks 4_ranks}"; do
     for name in $what; do
         case $name in
         device) check device 60 "$programs/device" --nocapture ;;
-        # The engine's copies from and to the device, bit for bit.
-        memory) check memory 120 "$programs/on_cuda" --nocapture ;;
+        # The engine's state on the device, its kernels and its copies, bit for bit.
+        memory)
+            check unified_memory 60 "$programs/unified_memory" --nocapture
+            check memory 180 "$programs/on_cuda" --nocapture
+            ;;
         # A small Llama under every strategy, against what PyTorch recorded.
         parity) check parity 240 "$programs/gpu_parity" --nocapture ;;
         throughput)

@@ -7,9 +7,12 @@
 //! - **Calls.** Every collective begins with a comparison of calls through the store (`board`): ranks that differ get one
 //!   error, all of them, and late ranks are named, before NCCL is entered. A message between two ranks begins likewise:
 //!   here a `send` waits for its receiver. A barrier is such a comparison and no more.
-//! - **Data.** What the caller gives is copied to the device, moved by NCCL's own operations (`plan`) in a stream of the
-//!   group's own, and copied back. Unequal parts are one NCCL group of broadcasts or reductions. NCCL never gets the
-//!   caller's memory, so an operation that fails leaves nothing behind that points to it.
+//! - **Data** in unified memory of a GPU (`cuda::UnifiedMemory`) is moved in place: reductions, gathers of parts and
+//!   broadcasts of such memory get the caller's addresses. Nothing on the device works with it when the call begins, since who
+//!   gets at its bytes has waited for that, and nothing does when it ends: the call waits for NCCL, or aborts it.
+//! - **Other data** is copied to the device, moved by NCCL's own operations (`plan`) in a stream of the group's own, and copied
+//!   back; so are exchanges. NCCL never gets memory of the host's, so an operation that fails leaves nothing behind that points
+//!   to it. Unequal parts are one NCCL group of broadcasts or reductions.
 //! - **Sub-groups** are `ncclCommSplit`, each with a thread and a stream of its own. Operations of two groups with the same
 //!   GPU may be under way at once; NCCL asks for room for both on the GPU.
 //!
@@ -23,19 +26,17 @@
 //!
 //! - A rank that fails writes why into the place of its next call and under a key of the group: others learn it when they
 //!   wait for its call, or within a tenth of a second while NCCL moves their data. They abort the communicator.
-//! - When the deadline passes, or NCCL reports an error of its own, the communicator is aborted. If NCCL does not return from
-//!   that either, the process is ended: nothing else can be sound while a kernel of it runs.
+//! - When the deadline passes, or NCCL reports an error of its own, the communicator is aborted before the call returns. If NCCL
+//!   does not return from that either, the process is ended: nothing else can be sound while a kernel of it runs.
 //! - A process that dies is noticed by the launcher; without one, by the deadline.
 //!
-//! # What is to come: tensors in place
+//! # What is to come
 //!
-//! An operation on device tensors will take storage on the group's own GPU, have the group's stream wait for an event
-//! of the stream that computed it, put the same plan into the stream without staging, and return a handle that owns the
-//! storage and an event behind the plan. Whoever waits on the handle has the computing stream wait for that event, on the
-//! device, and only then may the storage be released or written: candle keeps one event a slice for reads, which a second
-//! reader overwrites, so the handle and not the slice is what orders memory. The owner thread then puts plans into the
-//! stream and watches the oldest one, instead of waiting for each; comparing calls will be a mode for debugging, since the
-//! store is too slow for every bucket. The units of `Plan` stay as they are.
+//! An operation in place still waits, on the host, for what computed the data, and for NCCL: in the thread that runs behind the
+//! caller, so that the caller computes meanwhile, but with nothing of NCCL's queued ahead. Streams could wait for each other
+//! instead, on the device: the group's for the buffer's event, and the buffer's next work for an event behind the plan. The
+//! owner thread would then watch the oldest plan. Comparing calls through the store would have to become a mode for debugging:
+//! it is slower than small buckets are.
 
 mod board;
 mod carrier;

@@ -19,13 +19,14 @@ mod ways;
 
 #[cfg(feature = "cuda")]
 mod cuda {
-    use super::probe::{device, layer};
+    use super::probe::{EveryNumber, device, layer};
     use super::training::{Course, Outcome, train};
     use super::ways::{Plain, Way, ways};
     use candle_core::{DType, Device, Tensor};
     use sconce_collectives::{Communicator, Options, shm};
     use sconce_zero::{
-        Adagrad, Adam, AdamW, Engine, EngineOptions, Lion, Norm, OptimizerRule, Sgd, Weights, ZeroStage,
+        Adagrad, Adam, AdamW, Elements, Engine, EngineOptions, Lion, Norm, OptimizerRule, ParameterSet, Sgd, Weights,
+        ZeroStage,
     };
     use std::path::Path;
     use std::sync::Arc;
@@ -228,6 +229,11 @@ mod cuda {
                 has_norm: false,
                 ..Course::default()
             },
+            Course {
+                left_out_in: Some(1),
+                dtype: DType::BF16,
+                ..Course::default()
+            },
         ];
         for course in courses {
             for way in [0, 1, 2, 3] {
@@ -241,6 +247,63 @@ mod cuda {
                 }
             }
         }
+    }
+
+    #[test]
+    fn numbers_of_every_magnitude_are_rounded_and_widened_as_on_the_cpu() {
+        let Some(gpu) = device() else { return };
+        for dtype in [DType::BF16, DType::F16] {
+            let (on_gpu, on_cpu) = (rounded(dtype, &gpu), rounded(dtype, &Device::Cpu));
+            let differs = on_gpu.iter().zip(&on_cpu).position(|(on_gpu, on_cpu)| on_gpu != on_cpu);
+            let numbers = differs.map(|at| (at, f32::from_bits(on_gpu[at]), f32::from_bits(on_cpu[at])));
+            assert_eq!(numbers, None, "{dtype:?}: where, on the GPU, and on the CPU");
+        }
+    }
+
+    /// Returns a parameter of this dtype and its state after a step that changes no master: masters are f32 on, between and
+    /// next to the ties between all 16-bit numbers, gradients all of these numbers.
+    fn rounded(dtype: DType, device: &Device) -> Vec<u32> {
+        let of_high_half = |high: u32| {
+            let lows = [0, 1, 0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000, 0x8001];
+            lows.map(|low| f32::from_bits(high << 16 | low))
+        };
+        // Denormal f16 are farther apart than any two of these.
+        let denormals = (0..2u32 << 10).flat_map(|halves| {
+            let tie = halves as f32 / 2.0 * 2f32.powi(-24);
+            [tie.next_down(), tie, tie.next_up(), -tie]
+        });
+        let values = (0..1 << 16).flat_map(of_high_half).chain(denormals);
+        let values = Vec::from_iter(values.filter(|value| value.is_finite()));
+        let count = values.len();
+        let engine = Engine::new(sconce_collectives::single(), EngineOptions::default()).unwrap();
+        let vb = engine.var_builder(Weights::Random { seed: 5 }, dtype, device).unwrap();
+        let parameter = vb.get(count, "weight").unwrap();
+        engine
+            .set_optimizer(Box::new(Sgd {
+                momentum: 0.5,
+                ..Sgd::default()
+            }))
+            .unwrap();
+        let set = engine.edit(&ParameterSet::all(), 0, |scope| {
+            scope.set("weight", &Tensor::new(&values[..], &Device::Cpu)?)
+        });
+        set.unwrap();
+        let loss = parameter.apply_op1(EveryNumber).unwrap();
+        engine.backward(&loss, true).unwrap();
+        engine.step(0.0).unwrap();
+        let parameter = parameter.to_device(&Device::Cpu).unwrap().to_dtype(DType::F32).unwrap();
+        let values = parameter.to_vec1::<f32>().unwrap();
+        let mut bits = Vec::from_iter(values.iter().map(|value| value.to_bits()));
+        let visited = engine.visit_state(&mut |piece| {
+            let Elements::F32(values) = piece.values else {
+                panic!("what is trained has f32 state")
+            };
+            bits.extend(values.iter().map(|value| value.to_bits()));
+            Ok(())
+        });
+        visited.unwrap();
+        assert_eq!(bits.len(), 3 * count);
+        bits
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor};
 use candle_nn::Init;
+use half::{bf16, f16};
 use sconce_zero::{Unit, unit};
 
 /// Opens a GPU, or what stands for one; says so where there is neither.
@@ -69,6 +70,39 @@ impl CustomOp1 for Probe {
         let gradient = Tensor::from_vec(gradient, parameter.shape(), &Device::Cpu)?;
         let gradient = gradient.to_dtype(parameter.dtype())?;
         gradient.to_device(parameter.device()).map(Some)
+    }
+}
+
+/// Gives every finite number of a 16-bit parameter's dtype as a gradient, over and over.
+pub(crate) struct EveryNumber;
+
+impl CustomOp1 for EveryNumber {
+    fn name(&self) -> &'static str {
+        "every-number"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        Ok((CpuStorage::F32(vec![0.0]), Shape::from(())))
+    }
+
+    fn cuda_fwd(&self, storage: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        let zero = CpuStorage::F32(vec![0.0]);
+        Ok((storage.device().storage_from_cpu_storage(&zero)?, Shape::from(())))
+    }
+
+    fn bwd(&self, parameter: &Tensor, _: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
+        let all = (0..=u16::MAX).cycle().take(parameter.elem_count());
+        let gradient = if parameter.dtype() == DType::BF16 {
+            let numbers = all.map(bf16::from_bits);
+            // candle's sums on the CPU make zeros of denormal bf16, where the processor's own rounding does.
+            let normal = numbers.map(|number| if number.is_normal() { number } else { bf16::ZERO });
+            Tensor::from_vec(Vec::from_iter(normal), parameter.shape(), parameter.device())
+        } else {
+            let numbers = all.map(f16::from_bits);
+            let finite = numbers.map(|number| if number.is_finite() { number } else { f16::ZERO });
+            Tensor::from_vec(Vec::from_iter(finite), parameter.shape(), parameter.device())
+        };
+        gradient.map(Some)
     }
 }
 

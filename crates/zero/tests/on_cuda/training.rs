@@ -22,6 +22,8 @@ pub(crate) struct Course {
     pub(crate) goes_on_after_clipping: bool,
     /// The step in which a gradient is not finite.
     pub(crate) overflow_in: Option<u64>,
+    /// The step in which a unit is left out, whose parameters then have no gradient.
+    pub(crate) left_out_in: Option<u64>,
 }
 
 impl Default for Course {
@@ -35,6 +37,7 @@ impl Default for Course {
             limit: None,
             goes_on_after_clipping: false,
             overflow_in: None,
+            left_out_in: None,
         }
     }
 }
@@ -60,6 +63,7 @@ pub(crate) fn train(
 ) -> Outcome {
     let options = EngineOptions {
         skip_nonfinite: course.overflow_in.is_some(),
+        find_unused_parameters: course.left_out_in.is_some(),
         ..options
     };
     let engine = Engine::new(Arc::clone(communicator), options).unwrap();
@@ -85,7 +89,8 @@ pub(crate) fn train(
         };
         let backward = |synchronise: bool| {
             let mut loss = outside.apply_op1(probe).unwrap();
-            for layer in &layers {
+            let is_left_out = course.left_out_in == Some(step);
+            for layer in layers.iter().skip(usize::from(is_left_out) * 2) {
                 let run = move |[weight, bias]: &[Tensor; 2], loss: Tensor| {
                     loss + (weight.apply_op1(probe)? + bias.apply_op1(probe)?)?
                 };
