@@ -62,7 +62,12 @@ pub(crate) fn run(shell: &Shell, root: &Path, and_tests: bool) -> Result<()> {
         toolkit.serve(test).quiet().run()?;
         let driver = lay_driver(shell, root, &folder.join("driver"))?;
         let test = cmd!(shell, "cargo test {flags...} {folder} {TESTS_WITH_DRIVER...}");
-        toolkit.serve(test).env("LD_LIBRARY_PATH", driver).quiet().run()?;
+        let test = toolkit.serve(test).env("LD_LIBRARY_PATH", &driver).quiet();
+        test.run()?;
+        // Once more, without memory that host and device reach at one time.
+        let test = cmd!(shell, "cargo test {flags...} {folder} --test on_cuda every_way");
+        let test = toolkit.serve(test).env("LD_LIBRARY_PATH", driver).quiet();
+        test.env("STAND_IN_KEEPS_MEMORY_APART", "1").run()?;
     }
     Ok(())
 }

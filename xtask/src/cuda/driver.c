@@ -5,7 +5,8 @@
  * then. Memory of the device is the host's; what is not set is 0xff, which is not a number, and so is what has been freed.
  * Copies from and to memory that is not page-locked are as CUDA documents them: over, or staged, when the call returns.
  *
- * Unified memory is reached by host and device alike; nothing is brought from one to the other but what is late.
+ * Unified memory is reached by host and device alike; nothing is brought from one to the other but what is late. With the
+ * variable STAND_IN_KEEPS_MEMORY_APART the device says that it has none which both reach at one time.
  *
  * Access outside of an allocation, and page-locked memory that is freed while a copy has it, end the program. Of candle's
  * kernels there are those that fill and add; others are not found, which is an error of the op. Kernels of the engine's are
@@ -213,7 +214,10 @@ Result cuDriverGetVersion(int *version) { return *version = 13000, SUCCESS; }
 Result cuDeviceGetCount(int *count) { return *count = 1, SUCCESS; }
 Result cuDeviceGet(int *device, int number) { return *device = number, number == 0 ? SUCCESS : 101; }
 Result cuDeviceGetAttribute(int *value, int attribute, int device) {
-    return (void)attribute, (void)device, *value = 1, SUCCESS;
+    enum { CONCURRENT_MANAGED_ACCESS = 89 };
+    (void)device;
+    *value = !(attribute == CONCURRENT_MANAGED_ACCESS && getenv("STAND_IN_KEEPS_MEMORY_APART"));
+    return SUCCESS;
 }
 Result cuDevicePrimaryCtxRetain(void **retained, int device) { return (void)device, *retained = &context, SUCCESS; }
 Result cuDevicePrimaryCtxRelease_v2(int device) { return (void)device, SUCCESS; }
