@@ -29,11 +29,7 @@ pub(super) fn bars(times: &[RankTime]) -> String {
     for (number, (phase, seconds)) in phases.iter().enumerate() {
         put(format_args!(
             "<span>{}</span>",
-            key(
-                colour(number),
-                "none",
-                &format!("{phase} ({:.3} s a rank)", seconds)
-            )
+            key(colour(number), "none", &format!("{phase} ({seconds:.3} s a rank)"))
         ));
     }
     put(format_args!(

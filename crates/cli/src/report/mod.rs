@@ -56,7 +56,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
         if let Some(note) = pictures::write(&runs, folder)? {
             terminal::note(&note);
         }
-        terminal::print(&format!("wrote PNG files into {}\n", shown(&folder.display().to_string())))?;
+        terminal::print(&format!(
+            "wrote PNG files into {}\n",
+            shown(&folder.display().to_string())
+        ))?;
     }
     Ok(ExitCode::SUCCESS)
 }

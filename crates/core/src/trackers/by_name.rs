@@ -1,10 +1,10 @@
 //! Trackers by their names, as a command line gives them.
 
-use crate::nearest::nearest;
 use super::{Csv, DvcLive, JsonLines, MlflowFiles, TensorBoard, Tracker, TrackerError, WandbOffline};
 #[cfg(feature = "mlflow")]
 use crate::environment::MLFLOW_TRACKING_TOKEN;
 use crate::environment::MLFLOW_TRACKING_URI;
+use crate::nearest::nearest;
 use sconce_collectives::environment::of_process;
 use std::path::Path;
 
