@@ -103,7 +103,11 @@ fn files_that_are_cut_off_missing_or_of_another_kind_are_refused_by_every_comman
 fn indexes_that_are_damaged_foreign_newer_or_hostile_are_refused_by_every_command() {
     let place = Place::saved();
     let index = place.path("here/index.json");
-    let text = fs::read_to_string(&index).unwrap();
+    let whole = fs::read_to_string(&index).unwrap();
+    fs::write(&index, whole.replacen("\"steps\": ", "\"steps\":  ", 1)).unwrap();
+    place.assert_all_refuse("here", &["here/index.json: its contents are not what was written"]);
+    fs::write(&index, &whole).unwrap();
+    let text = place.index_without_hash("here");
     let long = "[".repeat(100_000);
     fs::write(&index, &text[..text.len() / 2]).unwrap();
     place.assert_all_refuse("here", &["here/index.json: not whole"]);
@@ -149,7 +153,7 @@ fn indexes_that_are_damaged_foreign_newer_or_hostile_are_refused_by_every_comman
 fn an_index_that_does_not_fit_its_files_is_refused_when_values_are_read() {
     let place = Place::saved();
     let index = place.path("here/index.json");
-    let text = fs::read_to_string(&index).unwrap();
+    let text = place.index_without_hash("here");
     for (from, to, said) in [
         ("\"tensor\": \"0/", "\"tensor\": \"7/", "it is not in the file"),
         (

@@ -76,7 +76,7 @@ fn a_folder_of_checkpoints_means_the_newest_whole_one_and_says_what_was_passed_o
 fn names_cannot_steer_the_terminal() {
     let place = Place::saved();
     let index = place.path("here/index.json");
-    let text = fs::read_to_string(&index).unwrap();
+    let text = place.index_without_hash("here");
     fs::write(&index, text.replace("first.bias", "first\\u001b[2Jbias\\nx")).unwrap();
     for words in [["checkpoint", "inspect", "here"], ["checkpoint", "verify", "here"]] {
         let (_, stdout, stderr) = place.outcome(&words);

@@ -4,8 +4,13 @@ use super::error::CheckpointError;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read as _, Seek as _, Write as _};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 const NAME: &str = ".lock";
+/// How long the end of another run is waited for: a process that was killed has its locks until its memory is freed, and the
+/// next run may begin at once.
+const PATIENCE: Duration = Duration::from_secs(5);
+const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 /// Most that is told of who holds the lock.
 const MOST_BYTES: u64 = 200;
 
@@ -17,7 +22,7 @@ pub(crate) struct FolderLock {
 }
 
 impl FolderLock {
-    /// Takes a folder, which exists.
+    /// Takes a folder, which exists; a lock that another run has is waited for, for some seconds.
     pub(crate) fn take(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(NAME);
         let refuse = |error| CheckpointError::unusable(&path, error);
@@ -32,7 +37,7 @@ impl FolderLock {
             .truncate(false)
             .open(&path)
             .map_err(refuse)?;
-        match file.try_lock() {
+        match lock(&file) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut holder = Vec::new();
@@ -57,6 +62,17 @@ impl FolderLock {
         });
         told.map_err(refuse)?;
         Ok(Self { _file: Some(file) })
+    }
+}
+
+/// Locks a file, also where the process that has it is about to be gone.
+fn lock(file: &File) -> Result<(), TryLockError> {
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) if begun.elapsed() < PATIENCE => std::thread::sleep(BETWEEN_TRIES),
+            outcome => return outcome,
+        }
     }
 }
 
