@@ -2,7 +2,7 @@
 
 use super::{engine, flat};
 use candle_core::{DType, Device, Tensor};
-use sconce_zero::{EngineOptions, Error, WeightFiles, Weights};
+use sconce_zero::{EngineOptions, Error, ParameterSet, WeightFiles, Weights};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -188,4 +188,30 @@ fn pickles_are_told_what_they_are_and_how_they_become_safetensors() {
         let said = format!("{}: this is a Python pickle, which can execute code", path.display());
         assert!(error.contains(&said) && error.contains("weights_only=True"), "{error}");
     }
+}
+
+#[test]
+fn parameters_to_be_drawn_need_not_be_in_the_files_and_all_others_must() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(&folder, "base.safetensors", &[("base", ramp(&[4, 3], DType::F32))]);
+    let vb = |weights| {
+        let engine = engine(&sconce_collectives::single(), EngineOptions::default());
+        engine.var_builder(weights, DType::F32, &Device::Cpu).unwrap()
+    };
+    let both = vb(Weights::FilesAndRandom {
+        files: WeightFiles::open(&[&file]).unwrap(),
+        drawn: ParameterSet::matching(|info| info.name == "adapter"),
+        seed: 6,
+    });
+    assert_eq!(
+        flat(&both.get((4, 3), "base").unwrap()),
+        flat(&ramp(&[4, 3], DType::F32))
+    );
+    let init = candle_nn::Init::Randn { mean: 0.0, stdev: 1.0 };
+    let random = vb(Weights::Random { seed: 6 });
+    let drawn = [&both, &random].map(|vb| flat(&vb.get_with_hints((2, 3), "adapter", init).unwrap()));
+    assert_eq!(drawn[0], drawn[1]);
+    assert!(both.contains_tensor("base") && both.contains_tensor("adapter") && !both.contains_tensor("bose"));
+    let error = both.get((4, 3), "bose").unwrap_err().to_string();
+    assert!(error.contains("bose") && error.contains("base"), "{error}");
 }
