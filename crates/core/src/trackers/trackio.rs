@@ -1,5 +1,6 @@
 //! The SQLite store of Trackio, which `TRACKIO_DIR=FOLDER/trackio trackio show` shows.
 
+use super::append_file::write_file;
 use super::calendar::Date;
 use super::histogram::Histogram;
 use super::name_path::path_of_name;
@@ -140,9 +141,7 @@ impl Tracker for Trackio {
             .into_os_string();
         relative.push(".png");
         let path = self.folder.join("media").join(&relative);
-        let folder = path.parent().unwrap_or(&path);
-        fs::create_dir_all(folder).map_err(TrackerError::at(folder))?;
-        fs::write(&path, image).map_err(TrackerError::at(&path))?;
+        write_file(&path, image)?;
         let facts = json!({"_type": "trackio.image", "file_path": relative.to_string_lossy(), "caption": null});
         self.add(Map::from_iter([(name.into(), facts)]), at)
     }

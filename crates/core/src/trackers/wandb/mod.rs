@@ -3,6 +3,7 @@
 mod log_file;
 mod record;
 
+use super::append_file::write_file;
 use super::calendar::Date;
 use super::histogram::Histogram;
 use super::name_path::path_of_name;
@@ -128,9 +129,7 @@ impl Tracker for WandbOffline {
         let mut relative = Path::new("media/images").join(path_of_name(name)?).into_os_string();
         relative.push(format!("_{}_{}.png", at.step, &hash[..20]));
         let path = open.files.join(&relative);
-        let folder = path.parent().unwrap_or(&path);
-        fs::create_dir_all(folder).map_err(TrackerError::at(folder))?;
-        fs::write(&path, image).map_err(TrackerError::at(&path))?;
+        write_file(&path, image)?;
         let relative = relative.to_string_lossy().into_owned();
         let facts = json!({
             "_type": "image-file", "format": "png", "height": height, "path": relative, "sha256": hash,
