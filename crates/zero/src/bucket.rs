@@ -1,6 +1,6 @@
 //! One bucket of gradients: its memory on the way, and the reduced parts that a rank holds of it.
 
-use crate::device::{FlatMemory, Gpu};
+use crate::device::{FlatMemory, Gpu, NormPiece, Spread};
 use crate::gradients::{Arrival, Compression};
 use crate::layout::{BucketLayout, Slot};
 use crate::{Residence, Result};
@@ -190,6 +190,22 @@ impl Held<'_> {
                 .then_some((buffer, start + place.start..start + place.end)),
             HeldMemory::Shard(shard) => Some((shard.on_device()?, place)),
         }
+    }
+
+    /// Returns all that is held of a slot's gradient for a norm of each part, if kernels work on it.
+    pub(crate) fn norm_piece(&self, slot: &Slot) -> Option<NormPiece<'_>> {
+        let (memory, first) = self.on_device(slot, self.parts.start)?;
+        let chunks = self.parts.len();
+        Some(NormPiece {
+            memory,
+            start: first.start,
+            count: self.parts.clone().map(|part| slot.chunk(part).len()).sum(),
+            spread: match chunks {
+                1 => Spread::together(first.len()),
+                _ => Spread::of(self.layout, slot),
+            },
+            chunks,
+        })
     }
 
     /// Returns where a slot's elements in a part lie in arrays that cover the parts held.

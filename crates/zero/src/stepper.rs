@@ -8,7 +8,7 @@
 mod checkpoint;
 
 use crate::bucket::Held;
-use crate::device::{DeviceStep, FlatMemory, Gpu, Intent};
+use crate::device::{DeviceStep, FlatMemory, Gpu, Intent, Spread};
 use crate::optimizer::rules_at;
 use crate::parameter::{Master, Parameter};
 use crate::storage::ElementsMut;
@@ -225,13 +225,24 @@ impl State {
     /// Updates all groups: by kernels what lies on the GPU and has some, by the host all else.
     fn step(&mut self, pass: &Pass<'_>, gpu: Option<&Gpu>) -> Result<()> {
         for (group, arrays) in &mut self.in_memory {
+            // Slots of which a kernel has updated all parts at once.
+            let mut whole = Vec::new();
             for segment in &group.segments {
+                if whole.contains(&segment.slot) {
+                    continue;
+                }
+                let parts = &pass.buckets[segment.bucket].parts;
+                let is_all_here = parts.len() > 1;
                 let is_done = match gpu {
-                    Some(gpu) => pass.update_on_gpu(gpu, segment, arrays)?,
-                    None => false,
+                    Some(gpu) if !is_all_here || segment.part == parts.start => {
+                        pass.update_on_gpu(gpu, segment, is_all_here, arrays)?
+                    }
+                    _ => false,
                 };
                 if !is_done {
                     pass.update(segment, &mut arrays.each_mut().map(FlatMemory::as_mut_slice), None)?;
+                } else if is_all_here {
+                    whole.push(segment.slot);
                 }
             }
         }
@@ -371,8 +382,15 @@ impl Pass<'_> {
         })
     }
 
-    /// Updates a segment by a kernel; `false`, and nothing is done, if there is none or not all lies on the GPU.
-    fn update_on_gpu(&self, gpu: &Gpu, segment: &Segment, state: &mut [FlatMemory; StateSlices::MOST]) -> Result<bool> {
+    /// Updates a segment by a kernel, or with `all_parts` the whole slot of which it is the first; `false`, and nothing is
+    /// done, if there is none or not all lies on the GPU.
+    fn update_on_gpu(
+        &self,
+        gpu: &Gpu,
+        segment: &Segment,
+        all_parts: bool,
+        state: &mut [FlatMemory; StateSlices::MOST],
+    ) -> Result<bool> {
         let Some((rule, update)) = self.rule_of(segment) else {
             return Ok(true);
         };
@@ -391,16 +409,23 @@ impl Pass<'_> {
             });
             return Ok(false);
         };
+        let (parameter, chunk) = segment.of(self.buckets, self.parameters);
+        let (elements, spread) = match all_parts {
+            true => (0..slot.elements, Spread::of(bucket.layout, slot)),
+            false => (chunk, Spread::together(segment.within.len())),
+        };
+        let within = if all_parts {
+            elements.clone()
+        } else {
+            segment.within.clone()
+        };
         let step = DeviceStep {
             kernel,
-            gradient: (
-                memory,
-                place.start + segment.within.start..place.start + segment.within.end,
-            ),
-            state: (state, segment.place()),
+            gradient: (memory, place.start + within.start),
+            state: (state, segment.offset),
+            spread,
         };
-        let (parameter, chunk) = segment.of(self.buckets, self.parameters);
-        parameter.step_on_gpu(gpu, &chunk, segment.within.clone(), step)
+        parameter.step_on_gpu(gpu, &elements, within, step)
     }
 
     /// Returns the rule of a segment and what holds in this step; `None` if its parameter has no gradient.

@@ -17,7 +17,7 @@
 
 use super::launch::{Argument, Factors, Span, copy, equal, launch};
 use super::memory::{DeviceMemory, not_managed};
-use super::{Conversion, DeviceStep, StepTarget};
+use super::{Conversion, DeviceStep, NormPiece, Spread, StepTarget};
 use crate::layout::{BucketLayout, Slot};
 use crate::{Norm, Result};
 use candle_core::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop, result};
@@ -136,8 +136,8 @@ impl Gpu {
         let lent = bucket.lend_mut(&stream)?;
         let (address, bytes_of_gradient, size, _reading) = address_of(storage, &stream)?;
         let from = Span::of(address, bytes_of_gradient, &(start..end), size)?;
-        // From the first place to the end of the bucket: all parts are within it.
-        let to = Span::of_buffer(&lent, bytes, &(layout.place(slot, 0).start..layout.elements()))?;
+        let (spread, first) = (Spread::of(layout, slot), layout.place(slot, 0).start);
+        let to = Span::of_buffer(&lent, bytes, &(first..first + spread.extent(from.count)))?;
         if from.count != slot.elements {
             let message = format!("a gradient of {} elements for {}", from.count, slot.elements);
             return Err(candle_core::Error::msg(message).into());
@@ -146,12 +146,11 @@ impl Gpu {
             Argument::Elements(from),
             Argument::Elements(to),
             Argument::Count(from.count as u64),
-            Argument::Count(slot.chunk(0).len() as u64),
-            Argument::Count(layout.part_elements as u64),
+            Argument::Count(spread.chunk as u64),
+            Argument::Count(spread.stride as u64),
             Argument::Word(is_first.into()),
         ];
-        // SAFETY: `place_*` reads so many elements and writes as many, chunk after chunk into the parts of the layout, whose
-        // places end with the bucket at the latest (module page).
+        // SAFETY: `place_*` reads so many elements and writes as many, which lie within their extent (module page).
         Ok(unsafe { launch(&self.device, kernel, from.count, &arguments) }?)
     }
 
@@ -271,45 +270,51 @@ impl Gpu {
         self.is_unset(&flag.0)
     }
 
-    /// Returns what each piece contributes to a norm.
-    pub(crate) fn norms(&self, norm: Norm, pieces: &[(&Buffer, Range<usize>)]) -> Result<Vec<f64>> {
+    /// Returns what each chunk of each piece contributes to a norm.
+    pub(crate) fn norms(&self, norm: Norm, pieces: &[NormPiece<'_>]) -> Result<Vec<f64>> {
         let stream = self.device.cuda_stream();
-        let counts = Vec::from_iter(pieces.iter().map(|(_, range)| norm.sums(range.len())));
-        let all: usize = counts.iter().sum();
+        let all: usize = pieces
+            .iter()
+            .map(|piece| piece.chunks * norm.sums(piece.spread.chunk))
+            .sum();
         if all == 0 {
-            return Ok(vec![norm.of_sums(&[]); pieces.len()]);
+            return Ok(vec![0.0; pieces.iter().map(|piece| piece.chunks).sum()]);
         }
         // SAFETY: every bit pattern is a number, and all of them are written before they are read.
         let sums = unsafe { stream.alloc::<f64>(all) }.w()?;
-        let address = sums.device_ptr(&stream).0;
+        let (address, bytes) = (sums.device_ptr(&stream).0, all * size_of::<f64>());
         let mut start = 0;
-        for ((buffer, range), count) in pieces.iter().zip(&counts) {
-            let lent = buffer.lend(&stream)?;
-            let span = Span::of_buffer(&lent, buffer.len(), range)?;
-            let to = Span::of(
-                address,
-                all * size_of::<f64>(),
-                &(start..start + count),
-                size_of::<f64>(),
-            )?;
-            start += count;
+        for piece in pieces {
+            let lent = piece.memory.lend(&stream)?;
+            let extent = piece.spread.extent(piece.count);
+            let span = Span::of_buffer(&lent, piece.memory.len(), &(piece.start..piece.start + extent))?;
+            let own = start..start + piece.chunks * norm.sums(piece.spread.chunk);
+            start = own.end;
+            let to = Span::of(address, bytes, &own, size_of::<f64>())?;
             let arguments = [
                 Argument::Elements(span),
-                Argument::Count(span.count as u64),
+                Argument::Count(piece.count as u64),
+                Argument::Count(piece.spread.chunk as u64),
+                Argument::Count(piece.spread.stride as u64),
+                Argument::Count(piece.chunks as u64),
                 Argument::Word(norm.number()),
                 Argument::Elements(to),
             ];
-            // SAFETY: `norm_sums` reads so many elements, and writes as many sums as `Norm::sums` says of them.
+            // SAFETY: `norm_sums` reads so many elements, which lie within the extent, and writes as many sums of each chunk
+            // as `Norm::sums` says.
             unsafe { launch(&self.device, "norm_sums", to.count, &arguments) }?;
         }
         let sums = stream.clone_dtoh(&sums).w()?;
         let mut rest = &sums[..];
-        let joined = counts.into_iter().map(|count| {
-            let (own, others) = rest.split_at(count);
-            rest = others;
-            norm.of_sums(own)
-        });
-        Ok(joined.collect())
+        let mut joined = Vec::new();
+        for piece in pieces {
+            for _ in 0..piece.chunks {
+                let (own, others) = rest.split_at(norm.sums(piece.spread.chunk));
+                rest = others;
+                joined.push(norm.of_sums(own));
+            }
+        }
+        Ok(joined)
     }
 
     /// Copies the first bytes of a buffer into another, from one of its bytes on.
@@ -371,30 +376,30 @@ impl Gpu {
         let stream = self.device.cuda_stream();
         let DeviceStep {
             kernel,
-            gradient: (gradient, elements),
+            gradient: (gradient, from),
             state: (state, place),
+            spread,
         } = step;
+        let count = values.count;
+        if count == 0 {
+            return Ok(());
+        }
+        let extent = spread.extent(count);
         let lent_gradient = gradient.lend(&stream).map_err(candle_core::Error::wrap)?;
-        let gradient = Span::of_buffer(&lent_gradient, gradient.len(), &elements)?;
+        let gradient = Span::of_buffer(&lent_gradient, gradient.len(), &(from..from + extent))?;
         let mut lent_state = [None, None, None];
         let mut arrays = [Span::NONE; 3];
         let numbered = state.iter_mut().enumerate();
         for (number, array) in numbered.filter_map(|(number, array)| Some((number, array.on_device_mut()?))) {
             let bytes = array.len();
             let lent = array.lend_mut(&stream).map_err(candle_core::Error::wrap)?;
-            arrays[number] = Span::of_buffer(&lent, bytes, &place)?;
+            arrays[number] = Span::of_buffer(&lent, bytes, &(place..place + extent))?;
             lent_state[number] = Some(lent);
         }
-        let count = equal([gradient, values])?;
-        let has_all = arrays
-            .iter()
-            .take(kernel.arrays)
-            .all(|array| array.count as u64 == count);
-        if !has_all || (form != 0) != (copies.address != 0) || (form != 0 && copies.count as u64 != count) {
-            candle_core::bail!(
-                "{} of {count} elements with state or copies of other lengths",
-                kernel.name
-            );
+        let has_all = arrays.iter().take(kernel.arrays).all(|array| array.count == extent);
+        if !has_all || (form != 0) != (copies.address != 0) || (form != 0 && copies.count != count) {
+            let name = kernel.name;
+            candle_core::bail!("{name} of {count} elements without some state, or with copies of another number");
         }
         let arguments = [
             Argument::Elements(values),
@@ -404,12 +409,15 @@ impl Gpu {
             Argument::Elements(arrays[0]),
             Argument::Elements(arrays[1]),
             Argument::Elements(arrays[2]),
-            Argument::Count(count),
+            Argument::Count(count as u64),
+            Argument::Count(spread.chunk as u64),
+            Argument::Count(spread.stride as u64),
             Argument::Factors(Factors(kernel.factors)),
         ];
-        // SAFETY: `step_*` reads and writes so many elements of each that it uses: values, gradient, the arrays that the
-        // kernel says it has, and copies where there is a form; all have been checked to be as long (module page).
-        unsafe { launch(&self.device, kernel.name, values.count, &arguments) }
+        // SAFETY: `step_*` reads and writes so many elements of each that it uses: values, and copies where there is a form,
+        // which have been checked to be as many; gradient and the arrays that the kernel says it has, within their extent,
+        // which they have been checked to have (module page).
+        unsafe { launch(&self.device, kernel.name, count, &arguments) }
     }
 
     /// Makes a flag that is not set; its memory is freed in the order of the stream.

@@ -43,24 +43,28 @@ static __device__ inline u16 round_to_f16(float value) {
     return sign | (u16)((magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13);
 }
 
-// A gradient into its places in a bucket, or added to what is there: chunks of so many elements begin `stride` apart.
+// Where elements of a parameter lie in memory of a bucket's layout: in chunks of so many that begin `stride` apart.
 
-static __device__ inline void place(float *to, u64 i, u64 chunk, u64 stride, u32 is_first, float value) {
-    u64 part = i < chunk ? 0 : i / chunk;
-    float *slot = to + part * stride + (i - part * chunk);
+static __device__ inline u64 spread(u64 i, u64 chunk, u64 stride) {
+    return i < chunk ? i : i / chunk * stride + i % chunk;
+}
+
+// A gradient into its places in a bucket, or added to what is there.
+
+static __device__ inline void place(float *slot, u32 is_first, float value) {
     *slot = is_first ? value : *slot + value;
 }
 
 KERNEL place_f32(const float *from, float *to, u64 count, u64 chunk, u64 stride, u32 is_first) {
-    EACH(i, count) place(to, i, chunk, stride, is_first, from[i]);
+    EACH(i, count) place(to + spread(i, chunk, stride), is_first, from[i]);
 }
 
 KERNEL place_bf16(const u16 *from, float *to, u64 count, u64 chunk, u64 stride, u32 is_first) {
-    EACH(i, count) place(to, i, chunk, stride, is_first, widen_bf16(from[i]));
+    EACH(i, count) place(to + spread(i, chunk, stride), is_first, widen_bf16(from[i]));
 }
 
 KERNEL place_f16(const u16 *from, float *to, u64 count, u64 chunk, u64 stride, u32 is_first) {
-    EACH(i, count) place(to, i, chunk, stride, is_first, widen_f16(from[i]));
+    EACH(i, count) place(to + spread(i, chunk, stride), is_first, widen_f16(from[i]));
 }
 
 // Gradients on their way to other ranks in 16 bits, and back.
@@ -105,8 +109,9 @@ KERNEL find_overflow(const float *values, u64 count, u32 *overflow) {
     }
 }
 
-// What elements contribute to a norm: 17 sums for each block of 32768, which the host joins as norm.rs does. Of each
-// block, thread `lane` of 16 adds every 16th element, and the first also what is left when no 16 are.
+// What the elements of each chunk contribute to a norm: 17 sums for each block of 32768, which the host joins as norm.rs
+// does. Of each block, thread `lane` of 16 adds every 16th element, and the first also what is left when no 16 are. All
+// chunks have as many blocks as the first: those behind the end of a shorter one have nothing to add.
 
 static const u64 BLOCK = 1 << 15, LANES = 16, SUMS = LANES + 1;
 enum { L1, L2, L3, INFINITE };
@@ -120,25 +125,27 @@ static __device__ inline double joined(double sum, float value, u32 norm) {
     return sum + (norm == L1 ? fabs(wide) : norm == L2 ? wide * wide : fabs(wide * wide * wide));
 }
 
-KERNEL norm_sums(const float *values, u64 count, u32 norm, double *sums) {
-    u64 blocks = (count + BLOCK - 1) / BLOCK;
-    EACH(i, blocks * LANES) {
-        u64 block = i / LANES, lane = i % LANES, start = block * BLOCK;
-        u64 length = count - start < BLOCK ? count - start : BLOCK, whole = length - length % LANES;
+KERNEL norm_sums(const float *values, u64 count, u64 chunk, u64 stride, u64 chunks, u32 norm, double *sums) {
+    u64 blocks = (chunk + BLOCK - 1) / BLOCK;
+    EACH(i, chunks * blocks * LANES) {
+        u64 block = i / LANES, lane = i % LANES, part = block / blocks, within = block % blocks * BLOCK;
+        u64 start = part * chunk + within, end = (part + 1) * chunk < count ? (part + 1) * chunk : count;
+        u64 length = end <= start ? 0 : end - start < BLOCK ? end - start : BLOCK, whole = length - length % LANES;
+        const float *elements = values + part * stride + within;
         double sum = 0, rest = 0;
         for (u64 at = lane; at < whole; at += LANES)
-            sum = joined(sum, values[start + at], norm);
+            sum = joined(sum, elements[at], norm);
         sums[block * SUMS + lane] = sum;
         if (lane == 0) {
             for (u64 at = whole; at < length; at++)
-                rest = joined(rest, values[start + at], norm);
+                rest = joined(rest, elements[at], norm);
             sums[block * SUMS + LANES] = rest;
         }
     }
 }
 
 // Update rules, with the formulas of optimizer/*.rs. `values` are f32; `copy` is what the model computes with where that
-// is 16 bits (`form` 1: bf16, 2: f16), and not used otherwise (0).
+// is 16 bits (`form` 1: bf16, 2: f16), and not used otherwise (0). Gradient and state are spread as in a bucket.
 
 static __device__ inline void write(float *values, u16 *copy, u32 form, u64 i, float value) {
     values[i] = value;
@@ -150,7 +157,7 @@ static __device__ inline void write(float *values, u16 *copy, u32 form, u64 i, f
 
 #define STEP(name, Factors)                                                                                            \
     KERNEL name(float *values, u16 *copy, u32 form, const float *gradient, float *first, float *second, float *third,  \
-                u64 count, Factors f)
+                u64 count, u64 chunk, u64 stride, Factors f)
 
 struct Adam {
     float keep, penalty, beta1, rest1, beta2, rest2, step_size, inverse_root_correction, epsilon, scale;
@@ -167,25 +174,28 @@ static __device__ inline float change(const Adam &f, float m, float v) {
 
 STEP(step_adam_decoupled, Adam) {
     EACH(i, count) {
-        average(f, gradient[i] * f.scale, first + i, second + i);
-        write(values, copy, form, i, values[i] * f.keep - change(f, first[i], second[i]));
+        u64 at = spread(i, chunk, stride);
+        average(f, gradient[at] * f.scale, first + at, second + at);
+        write(values, copy, form, i, values[i] * f.keep - change(f, first[at], second[at]));
     }
 }
 
 STEP(step_adam_penalty, Adam) {
     EACH(i, count) {
+        u64 at = spread(i, chunk, stride);
         float p = values[i];
-        average(f, gradient[i] * f.scale + f.penalty * p, first + i, second + i);
-        write(values, copy, form, i, p - change(f, first[i], second[i]));
+        average(f, gradient[at] * f.scale + f.penalty * p, first + at, second + at);
+        write(values, copy, form, i, p - change(f, first[at], second[at]));
     }
 }
 
 STEP(step_adam_largest, Adam) {
     EACH(i, count) {
+        u64 at = spread(i, chunk, stride);
         float p = values[i];
-        average(f, gradient[i] * f.scale + f.penalty * p, first + i, second + i);
-        third[i] = second[i] <= third[i] ? third[i] : second[i];
-        write(values, copy, form, i, p * f.keep - change(f, first[i], third[i]));
+        average(f, gradient[at] * f.scale + f.penalty * p, first + at, second + at);
+        third[at] = second[at] <= third[at] ? third[at] : second[at];
+        write(values, copy, form, i, p * f.keep - change(f, first[at], third[at]));
     }
 }
 
@@ -195,16 +205,18 @@ struct Sgd {
 
 STEP(step_sgd, Sgd) {
     EACH(i, count) {
+        u64 at = spread(i, chunk, stride);
         float p = values[i];
-        write(values, copy, form, i, p - f.rate * (gradient[i] * f.scale + f.decay * p));
+        write(values, copy, form, i, p - f.rate * (gradient[at] * f.scale + f.decay * p));
     }
 }
 
 STEP(step_sgd_momentum, Sgd) {
     EACH(i, count) {
-        float p = values[i], g = gradient[i] * f.scale + f.decay * p;
-        first[i] = f.keep * first[i] + f.add * g;
-        write(values, copy, form, i, p - f.rate * (f.gradient * g + f.along * first[i]));
+        u64 at = spread(i, chunk, stride);
+        float p = values[i], g = gradient[at] * f.scale + f.decay * p;
+        first[at] = f.keep * first[at] + f.add * g;
+        write(values, copy, form, i, p - f.rate * (f.gradient * g + f.along * first[at]));
     }
 }
 
@@ -214,10 +226,11 @@ struct Lion {
 
 STEP(step_lion, Lion) {
     EACH(i, count) {
-        float g = gradient[i] * f.scale, direction = f.beta1 * first[i] + f.rest1 * g;
+        u64 at = spread(i, chunk, stride);
+        float g = gradient[at] * f.scale, direction = f.beta1 * first[at] + f.rest1 * g;
         float sign = direction > 0 ? 1.0f : direction < 0 ? -1.0f : direction == 0 ? 0.0f : direction;
         write(values, copy, form, i, values[i] * f.keep - f.rate * sign);
-        first[i] = f.beta2 * first[i] + f.rest2 * g;
+        first[at] = f.beta2 * first[at] + f.rest2 * g;
     }
 }
 
@@ -227,8 +240,9 @@ struct Adagrad {
 
 STEP(step_adagrad, Adagrad) {
     EACH(i, count) {
-        float p = values[i], g = gradient[i] * f.scale + f.decay * p;
-        first[i] += g * g;
-        write(values, copy, form, i, p - f.rate * g / (sqrtf(first[i]) + f.epsilon));
+        u64 at = spread(i, chunk, stride);
+        float p = values[i], g = gradient[at] * f.scale + f.decay * p;
+        first[at] += g * g;
+        write(values, copy, form, i, p - f.rate * g / (sqrtf(first[at]) + f.epsilon));
     }
 }

@@ -93,4 +93,4 @@ pub(crate) use managed_tensor::{Filling, Intent, ManagedTensor};
 #[cfg(not(feature = "cuda"))]
 pub(crate) use no_gpu::Gpu;
 pub(crate) use staging::{Reading, Staging};
-pub(crate) use step::{Conversion, DeviceStep, StepTarget};
+pub(crate) use step::{Conversion, DeviceStep, NormPiece, Spread, StepTarget};

@@ -1,6 +1,6 @@
 //! What stands for a GPU in a build that knows none: there never is one.
 
-use super::{Conversion, DeviceStep, StepTarget};
+use super::{Conversion, DeviceStep, NormPiece, StepTarget};
 use crate::layout::{BucketLayout, Slot};
 use crate::{Norm, Result};
 use candle_core::{DType, Tensor};
@@ -77,7 +77,7 @@ impl Gpu {
         match *self {}
     }
 
-    pub(crate) fn norms(&self, _norm: Norm, _pieces: &[(&Buffer, Range<usize>)]) -> Result<Vec<f64>> {
+    pub(crate) fn norms(&self, _norm: Norm, _pieces: &[NormPiece<'_>]) -> Result<Vec<f64>> {
         match *self {}
     }
 

@@ -46,15 +46,14 @@ impl Gradients {
             let (mut places, mut on_device) = (Vec::new(), Vec::new());
             for bucket in held {
                 for slot in bucket.layout.slots.iter().filter(|slot| holds[slot.parameter]) {
+                    let place = |part| slot.parameter * world + part;
+                    if let Some(piece) = bucket.norm_piece(slot) {
+                        places.extend(bucket.parts.clone().map(place));
+                        on_device.push(piece);
+                        continue;
+                    }
                     for part in bucket.parts.clone() {
-                        let place = slot.parameter * world + part;
-                        match bucket.on_device(slot, part) {
-                            Some(piece) => {
-                                places.push(place);
-                                on_device.push(piece);
-                            }
-                            None => parts[place] = norm.of_part(bucket.gradient(slot, part)),
-                        }
+                        parts[place(part)] = norm.of_part(bucket.gradient(slot, part));
                     }
                 }
             }
