@@ -111,6 +111,7 @@ impl State {
         };
         let dtype = self.reduce_dtype.unwrap_or(DType::F32);
         let compression = bucket.compression.clone();
+        let loss_scale = self.loss_scale;
         let Memory::Here(buffer) = std::mem::replace(&mut bucket.memory, Memory::Lost) else {
             return Err(INCOMPLETE);
         };
@@ -146,7 +147,7 @@ impl State {
             match compression {
                 Some(state) => {
                     let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-                    state.run(gradients, dtype, group)
+                    state.run(gradients, loss_scale, dtype, group)
                 }
                 None => reduction.run(gradients, dtype, group),
             }

@@ -7,6 +7,7 @@
 
 use crate::layout::BucketLayout;
 use crate::optimizer::in_range;
+use crate::overflow::is_finite;
 use crate::{ParameterInfo, Result};
 use candle_core::DType;
 use rand::SeedableRng;
@@ -86,7 +87,8 @@ struct Matrix {
     slot: usize,
     rows: usize,
     columns: usize,
-    /// Row after row, what was left out of the last step; empty without error feedback, and before compression begins.
+    /// Row after row, what was left out of the last step, without a loss scale; empty without error feedback, and before
+    /// compression begins.
     error: Vec<f32>,
     /// [columns, rank], row after row.
     q: Vec<f32>,
@@ -129,10 +131,13 @@ impl Compression {
         kept.sum::<usize>() * size_of::<f32>()
     }
 
-    /// Replaces a bucket's gradients by (nearly) their mean over the group.
+    /// Replaces a bucket's gradients, which bear a loss scale, by (nearly) their mean over the group.
+    ///
+    /// Where a rank's are not finite, all ranks get what is no number and owe what they owed: such a step is left out.
     pub(crate) fn run(
         &mut self,
         gradients: &mut [f32],
+        loss_scale: f64,
         dtype: DType,
         group: &dyn Communicator,
     ) -> sconce_collectives::Result<()> {
@@ -145,7 +150,7 @@ impl Compression {
         let mut rest = Vec::from_iter(plain);
         Reduction::All.run(&mut rest, dtype, group)?;
 
-        let columns = self.settings.matrix_rank;
+        let (columns, scale) = (self.settings.matrix_rank, loss_scale as f32);
         let mut originals = Vec::with_capacity(self.matrices.len());
         let (mut all_p, mut all_q) = (Vec::new(), Vec::new());
         for matrix in &mut self.matrices {
@@ -156,7 +161,7 @@ impl Compression {
             original
                 .iter_mut()
                 .zip(&matrix.error)
-                .for_each(|(value, error)| *value += error);
+                .for_each(|(value, error)| *value += error * scale);
             if matrix.q.is_empty() || !self.settings.warm_start {
                 matrix.q = random(self.settings.seed, iteration, matrix.slot, matrix.columns * columns);
             }
@@ -175,14 +180,18 @@ impl Compression {
             ps.push(&*p);
         }
         Reduction::All.run(&mut all_q, dtype, group)?;
+        // The same on all ranks, of which everyone's has gone into every sum; dependent columns may have become 0.
+        let came_whole = is_finite(&all_q) && ps.iter().all(|p| is_finite(p));
         let mut rest_of_q = &all_q[..];
         for ((matrix, original), p) in self.matrices.iter_mut().zip(&originals).zip(ps) {
             let (q, rest) = rest_of_q.split_at(matrix.columns * columns);
             rest_of_q = rest;
-            matrix.q.copy_from_slice(q);
             let near = times_transposed(p, q, columns);
             let lacks = matrix.error.iter_mut().zip(original.iter().zip(&near));
-            lacks.for_each(|(error, (original, near))| *error = original - near);
+            if came_whole {
+                matrix.q.copy_from_slice(q);
+                lacks.for_each(|(error, (original, near))| *error = (original - near) / scale);
+            }
             self.layout.write(matrix.slot, &near, gradients);
         }
         let mut rest = &rest[..];

@@ -3,7 +3,10 @@
 use super::{on_ranks, sgd};
 use candle_core::{DType, Device, Tensor};
 use sconce_collectives::single;
-use sconce_zero::{DataParallel, Engine, EngineOptions, PowerSgd, ShardingStrategy, Weights, ZeroStage};
+use sconce_zero::{
+    BackoffScaling, DataParallel, Engine, EngineOptions, LossScaling, PowerSgd, ShardingStrategy, Stepped, Weights,
+    ZeroStage,
+};
 
 pub(super) const ROWS: usize = 12;
 pub(super) const COLUMNS: usize = 9;
@@ -22,9 +25,21 @@ pub(super) fn target(rank: usize) -> Tensor {
 /// Steps of SGD at a rate of 1 on a loss whose gradient is `target`; returns minus the sum of all gradients applied, and
 /// the elements sent.
 fn applied(world: usize, steps: usize, power_sgd: PowerSgd) -> (Vec<f32>, u64) {
+    applied_with(world, steps, power_sgd, None, None)
+}
+
+/// Does so with a loss scale, and one more step, before this one, in which the last rank's loss is infinite.
+fn applied_with(
+    world: usize,
+    steps: usize,
+    power_sgd: PowerSgd,
+    loss_scaling: Option<LossScaling>,
+    overflow: Option<usize>,
+) -> (Vec<f32>, u64) {
     let outcomes = on_ranks(world, |communicator| {
         let options = EngineOptions {
             power_sgd: Some(power_sgd.clone()),
+            loss_scaling: loss_scaling.clone(),
             ..EngineOptions::default()
         };
         let engine = Engine::new(communicator.clone(), options).unwrap();
@@ -37,8 +52,18 @@ fn applied(world: usize, steps: usize, power_sgd: PowerSgd) -> (Vec<f32>, u64) {
         engine.set_optimizer(sgd()).unwrap();
         let target = target(communicator.rank());
         let before = sent(&engine);
-        for _ in 0..steps {
+        for step in 0..steps {
             let loss = ((&matrix * &target).unwrap().sum_all().unwrap() + vector.sum_all().unwrap()).unwrap();
+            if overflow == Some(step) {
+                let factor = if communicator.rank() + 1 == world {
+                    f64::INFINITY
+                } else {
+                    1.0
+                };
+                engine.backward(&(&loss * factor).unwrap(), true).unwrap();
+                assert_eq!(engine.step(1.0).unwrap(), Stepped::Skipped);
+                engine.zero_grad();
+            }
             engine.backward(&loss, true).unwrap();
             engine.step(1.0).unwrap();
             engine.zero_grad();
@@ -113,6 +138,31 @@ fn error_feedback_makes_up_for_what_thin_factors_leave_out() {
         };
         let never = relative_deviation(&applied(world, 64, without).0, world, 64);
         assert!(never > 2.0 * many, "world {world}: {never} without, {many} with");
+    }
+}
+
+#[test]
+fn a_step_that_overflows_leaves_what_is_owed_and_a_loss_scale_changes_nothing_of_it() {
+    for world in 1..=3 {
+        let plain = applied(world, 16, settings(2)).0;
+        let scaling = || Some(LossScaling::Static(1024.0));
+        let scaled = applied_with(world, 16, settings(2), scaling(), None).0;
+        // Powers of two leave all bits as they are.
+        assert_eq!(scaled, plain, "world {world}");
+        // The scale doubles every other step, and halves at the overflow.
+        let backs_off = LossScaling::Backoff(BackoffScaling {
+            growth_interval: 2,
+            ..BackoffScaling::default()
+        });
+        let found = applied_with(world, 16, settings(2), Some(backs_off), Some(5)).0;
+        let (far, expected) = (
+            relative_deviation(&found, world, 16),
+            relative_deviation(&plain, world, 16),
+        );
+        assert!(
+            far < 1.5 * expected + 1e-6,
+            "world {world}: {far}, without an overflow {expected}"
+        );
     }
 }
 
