@@ -101,7 +101,8 @@ impl Buffer {
         false
     }
 
-    /// Lends unified memory to work that is put into a stream, for reading, until the result is dropped.
+    /// Lends unified memory to work that is put into a stream, for reading, until the result is dropped: a second lending
+    /// waits for that.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported) for other memory, and with the driver's reason.
@@ -135,15 +136,6 @@ impl Buffer {
             memory.wait();
         }
         self.elements_mut()
-    }
-
-    /// Does so with elements that the collective only reads.
-    pub fn for_peers_to_read<T: Element>(&self) -> &[T] {
-        #[cfg(feature = "cuda")]
-        if let Owner::Unified(memory) = &self._owner {
-            memory.wait();
-        }
-        self.elements()
     }
 
     /// Views the memory as elements; bytes that do not fill an element are left out.

@@ -197,6 +197,9 @@ impl Shard {
     /// Gathers through memory on the GPU: all ranks' parts come together there, and are copied to the tensors.
     fn gather_on_gpu<T: Element>(&self, values: &Buffer, group: &dyn Communicator) -> Result<()> {
         let (bytes, parts) = (self.bytes_of_values(), self.layout.parts);
+        if parts == 1 {
+            return self.fill_on_gpu(values);
+        }
         let gpu = self.tensors.first().and_then(|tensor| tensor.gpu(Tier::Device));
         let prepared = gpu.ok_or_else(not_on_gpu).and_then(|gpu| {
             let mut whole = gpu.take(bytes * parts)?;
@@ -205,18 +208,20 @@ impl Shard {
         });
         // Peers wait for this rank's values.
         let (gpu, mut whole) = prepared.inspect_err(|error| group.abort(&error.to_string()))?;
-        if parts > 1 {
-            let elements = &mut whole.for_peers::<T>()[..self.layout.elements()];
-            group.all_gather_labelled(elements, self.layout.part_elements, self.label)?;
-        }
-        for (slot, tensor) in self.layout.slots.iter().zip(&self.tensors) {
-            let ranges = (0..parts).map(|part| {
-                let place = self.layout.place(slot, part);
-                (slot.chunk(part), place.start * size_of::<T>())
-            });
-            tensor.fill_from_buffer(&whole, ranges)?;
-        }
+        let elements = &mut whole.for_peers::<T>()[..self.layout.elements()];
+        group.all_gather_labelled(elements, self.layout.part_elements, self.label)?;
+        self.fill_on_gpu(&whole)?;
         gpu.give_back(whole);
+        Ok(())
+    }
+
+    /// Fills the tensors from memory on the GPU with all parts.
+    fn fill_on_gpu(&self, whole: &Buffer) -> Result<()> {
+        let size = self.dtype.size_in_bytes();
+        for (slot, tensor) in self.layout.slots.iter().zip(&self.tensors) {
+            let places = self.layout.places(slot);
+            tensor.fill_from_buffer(whole, places.map(|(place, chunk)| (chunk, place.start * size)))?;
+        }
         Ok(())
     }
 

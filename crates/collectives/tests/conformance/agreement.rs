@@ -44,6 +44,8 @@ fn another_length_dtype_reduction_label_or_root() {
     both_fail(reduce(ReduceOp::Sum), reduce(ReduceOp::Max), &["(sum)", "(max)"]);
     let gather = |label| move |g: &dyn Communicator| g.all_gather_each(&[1u8; 3], label, |_, _| ());
     both_fail(gather(1), gather(2), &["label #000003", "label #000004"]);
+    let gather = |label| move |g: &dyn Communicator| g.all_gather_labelled(&mut vec![1u8; 3 * g.size()], 3, label);
+    both_fail(gather(1), gather(2), &["counts #000003", "counts #000004"]);
     let broadcast = |root| move |g: &dyn Communicator| g.broadcast(&mut [0u8; 9], root);
     both_fail(broadcast(0), broadcast(2), &["root 0", "root 2"]);
 }

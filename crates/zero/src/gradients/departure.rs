@@ -133,14 +133,16 @@ impl State {
                 && compression.is_none()
             {
                 let outcome = reduction.run_on(gpu, (&mut away.buffer, elements), dtype, group);
+                if let Err(error) = &outcome {
+                    // Peers wait for this rank's gradients, unless it was the group that failed.
+                    group.abort(&error.to_string());
+                }
                 return match outcome {
                     Err(Error::Collectives(error)) => Err(error),
-                    Err(error) => {
-                        group.abort(&error.to_string());
-                        away.landed = Err(error);
+                    outcome => {
+                        away.landed = outcome;
                         Ok(())
                     }
-                    Ok(()) => Ok(()),
                 };
             }
             let gradients = &mut away.buffer.as_mut_slice()[..elements];
