@@ -174,19 +174,18 @@ impl Gpu {
         Ok(unsafe { launch(&self.device, "place_f32", count, &arguments) }?)
     }
 
-    /// Rounds the first elements of a buffer to a 16-bit dtype, into another's, or widens those into the first.
+    /// Rounds elements of a buffer to a 16-bit dtype, to the first of another, or widens those into the former.
     pub(crate) fn convert(
         &self,
         dtype: DType,
-        wide: &mut Buffer,
+        (wide, elements): (&mut Buffer, &Range<usize>),
         narrow: &mut Buffer,
-        count: usize,
         way: Conversion,
     ) -> Result<()> {
         let stream = self.device.cuda_stream();
         let (bytes, bytes_of_narrow) = (wide.len(), narrow.len());
         let (lent, lent_narrow) = (wide.lend_mut(&stream)?, narrow.lend_mut(&stream)?);
-        let wide = Span::of_buffer(&lent, bytes, &(0..count))?;
+        let (wide, count) = (Span::of_buffer(&lent, bytes, elements)?, elements.len());
         let narrow = Span::of(lent_narrow.pointer(), bytes_of_narrow, &(0..count), size_of::<u16>())?;
         let is_bf16 = dtype == DType::BF16;
         let (kernel, from, to) = match way {

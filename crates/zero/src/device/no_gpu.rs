@@ -53,9 +53,8 @@ impl Gpu {
     pub(crate) fn convert(
         &self,
         _dtype: DType,
-        _wide: &mut Buffer,
+        _wide: (&mut Buffer, &Range<usize>),
         _narrow: &mut Buffer,
-        _count: usize,
         _way: Conversion,
     ) -> Result<()> {
         match *self {}

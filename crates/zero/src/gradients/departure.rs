@@ -3,6 +3,7 @@
 use super::reduction::Reduction;
 use super::{AWAY_FROM_A_DEVICE, CAME_TWICE, INCOMPLETE, State};
 use crate::bucket::{Away, Bucket, Memory};
+use crate::device::FlatMemory;
 use crate::layout::Slot;
 use crate::mesh::Mesh;
 use crate::{Error, Result};
@@ -68,11 +69,18 @@ impl State {
         let dtype = self.reduce_dtype.unwrap_or(DType::F32);
         for bucket in self.buckets.iter_mut().filter(|bucket| bucket.is_stepped_by_parts()) {
             let part = bucket.layout.part(rank);
-            let reduced = match &mut bucket.memory {
-                Memory::Here(buffer) => &mut buffer.for_peers::<f32>()[part],
-                _ => bucket.shard.for_peers(),
+            let (memory, part) = match (&mut bucket.memory, &mut bucket.shard) {
+                (Memory::Here(buffer), _) => (buffer, part),
+                (_, FlatMemory::Device(shard)) => (shard, 0..part.len()),
+                (_, FlatMemory::Host(shard)) => {
+                    Reduction::All.run(shard, dtype, &*replicas)?;
+                    continue;
+                }
             };
-            Reduction::All.run(reduced, dtype, &*replicas)?;
+            match self.staging.any_gpu().filter(|_| memory.is_unified()) {
+                Some(gpu) => Reduction::All.run_on(gpu, (memory, part), dtype, &*replicas)?,
+                None => Reduction::All.run(&mut memory.as_mut_slice()[part], dtype, &*replicas)?,
+            }
         }
         Ok(())
     }
@@ -132,7 +140,7 @@ impl State {
             if let Some(gpu) = staging.any_gpu().filter(|_| away.buffer.is_unified())
                 && compression.is_none()
             {
-                let outcome = reduction.run_on(gpu, (&mut away.buffer, elements), dtype, group);
+                let outcome = reduction.run_on(gpu, (&mut away.buffer, 0..elements), dtype, group);
                 if let Err(error) = &outcome {
                     // Peers wait for this rank's gradients, unless it was the group that failed.
                     group.abort(&error.to_string());

@@ -6,6 +6,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use rayon::prelude::*;
 use sconce_collectives::{Buffer, Communicator, Counts, Element, ReduceOp, Result};
+use std::ops::Range;
 
 /// Elements converted by one task.
 const BLOCK: usize = 1 << 15;
@@ -42,11 +43,11 @@ impl Reduction {
         Ok(())
     }
 
-    /// Does what [`Reduction::run`] does with the first elements of memory on the GPU.
+    /// Does what [`Reduction::run`] does with elements of memory on the GPU.
     pub(super) fn run_on(
         self,
         gpu: &Gpu,
-        (gradients, count): (&mut Buffer, usize),
+        (gradients, elements): (&mut Buffer, Range<usize>),
         dtype: DType,
         group: &dyn Communicator,
     ) -> crate::Result<()> {
@@ -54,18 +55,19 @@ impl Reduction {
             // Of one rank it is the gradients themselves, and nobody waits for them.
             return match group.size() {
                 1 => Ok(()),
-                _ => Ok(self.run_as(&mut gradients.for_peers::<f32>()[..count], group)?),
+                _ => Ok(self.run_as(&mut gradients.for_peers::<f32>()[elements], group)?),
             };
         }
+        let count = elements.len();
         let mut narrow = gpu.take(count * dtype.size_in_bytes())?;
-        gpu.convert(dtype, gradients, &mut narrow, count, Conversion::Narrow)?;
+        gpu.convert(dtype, (gradients, &elements), &mut narrow, Conversion::Narrow)?;
         if group.size() > 1 {
             match dtype {
                 DType::BF16 => self.run_as(&mut narrow.for_peers::<bf16>()[..count], group)?,
                 _ => self.run_as(&mut narrow.for_peers::<f16>()[..count], group)?,
             }
         }
-        gpu.convert(dtype, gradients, &mut narrow, count, Conversion::Widen)?;
+        gpu.convert(dtype, (gradients, &elements), &mut narrow, Conversion::Widen)?;
         gpu.give_back(narrow);
         Ok(())
     }

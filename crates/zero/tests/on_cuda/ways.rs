@@ -67,6 +67,15 @@ pub(crate) fn ways(folder: &Path) -> Vec<Way> {
             },
         ),
         way(
+            "stage 3 in replicas, reduced in f16",
+            Some(true),
+            EngineOptions {
+                shard_group: Some(1),
+                reduce_dtype: DType::F16,
+                ..of(Box::new(EVERYTHING))
+            },
+        ),
+        way(
             "reduced in bf16",
             Some(true),
             EngineOptions {
