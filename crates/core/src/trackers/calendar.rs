@@ -3,12 +3,10 @@
 /// A second of the calendar.
 #[derive(Debug, PartialEq)]
 pub(super) struct Date {
-    year: u64,
-    month: u64,
-    day: u64,
-    hour: u64,
-    minute: u64,
-    second: u64,
+    /// Year, month and day.
+    day: [u64; 3],
+    /// Hour, minute and second.
+    time: [u64; 3],
 }
 
 impl Date {
@@ -26,25 +24,14 @@ impl Date {
         let day = day - (153 * month + 2) / 5 + 1;
         let month = if month < 10 { month + 3 } else { month - 9 };
         Self {
-            year: era * 400 + year + u64::from(month <= 2),
-            month,
-            day,
-            hour: time / 3600,
-            minute: time / 60 % 60,
-            second: time % 60,
+            day: [era * 400 + year + u64::from(month <= 2), month, day],
+            time: [time / 3600, time / 60 % 60, time % 60],
         }
     }
 
     /// Returns `YYYYMMDD_HHMMSS`.
     pub(super) fn compact(&self) -> String {
-        let Self {
-            year,
-            month,
-            day,
-            hour,
-            minute,
-            second,
-        } = self;
+        let ([year, month, day], [hour, minute, second]) = (self.day, self.time);
         format!("{year:04}{month:02}{day:02}_{hour:02}{minute:02}{second:02}")
     }
 
@@ -54,14 +41,7 @@ impl Date {
         allow(dead_code, reason = "Trackio's store has such dates")
     )]
     pub(super) fn iso(&self) -> String {
-        let Self {
-            year,
-            month,
-            day,
-            hour,
-            minute,
-            second,
-        } = self;
+        let ([year, month, day], [hour, minute, second]) = (self.day, self.time);
         format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}")
     }
 }

@@ -3,7 +3,8 @@
 //! Only the main process writes; on the other ranks all calls do nothing, and no call speaks with another rank. A tracker
 //! that fails is left out from then on, with one warning: training never stops for it, unless that is asked for
 //! ([`Trackers::strict`]). What was logged before a crash can be read: every call of
-//! [`log`](../trait.Accelerator.html#method.log) is handed to the operating system before it returns.
+//! [`log`](../trait.Accelerator.html#method.log) is handed to the operating system before it returns (a server of MLflow gets it
+//! moments later).
 //!
 //! ```
 //! use sconce_core::trackers::{JsonLines, Trackers};

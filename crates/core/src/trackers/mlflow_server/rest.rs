@@ -51,23 +51,13 @@ impl Rest {
 
     pub(super) fn get(&self, method: &str, query: (&str, &str)) -> Result<Value, Failure> {
         let request = self.agent.get(self.path(method)).query(query.0, query.1);
-        let authorization = self.authorization();
-        let request = authorization
-            .iter()
-            .fold(request, |request, value| request.header("Authorization", value));
-        answer(request.call())
+        answer(self.authorized(request).call())
     }
 
     pub(super) fn post(&self, method: &str, body: &Value) -> Result<Value, Failure> {
-        let request = self
-            .agent
-            .post(self.path(method))
-            .header("Content-Type", "application/json");
-        let authorization = self.authorization();
-        let request = authorization
-            .iter()
-            .fold(request, |request, value| request.header("Authorization", value));
-        answer(request.send(body.to_string()))
+        let request = self.agent.post(self.path(method));
+        let request = request.header("Content-Type", "application/json");
+        answer(self.authorized(request).send(body.to_string()))
     }
 
     /// Posts, and again after pauses while the server is not available.
@@ -103,8 +93,11 @@ impl Rest {
         format!("{}/api/2.0/mlflow/{method}", self.address)
     }
 
-    fn authorization(&self) -> Option<String> {
-        self.token.as_ref().map(|token| format!("Bearer {token}"))
+    fn authorized<B>(&self, request: ureq::RequestBuilder<B>) -> ureq::RequestBuilder<B> {
+        match &self.token {
+            Some(token) => request.header("Authorization", format!("Bearer {token}")),
+            None => request,
+        }
     }
 }
 
