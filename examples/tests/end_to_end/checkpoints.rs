@@ -193,7 +193,14 @@ fn a_run_that_fills_the_disk_says_so_and_goes_on_from_its_last_whole_checkpoint(
         "{told}"
     );
     let left = Vec::from_iter(names.lines().filter_map(|line| line.strip_prefix("left: ")));
-    let whole = ["checkpoint_0", "checkpoint_1", "checkpoint_2", "checkpoint_3", "latest"];
+    let whole = [
+        ".lock",
+        "checkpoint_0",
+        "checkpoint_1",
+        "checkpoint_2",
+        "checkpoint_3",
+        "latest",
+    ];
     assert_eq!(left, whole, "{told}");
     let (found, expected) = (losses(&metrics), losses(&unlimited));
     check(&found, &expected);
