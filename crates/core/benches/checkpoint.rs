@@ -1,6 +1,6 @@
 //! Time of saving and loading a checkpoint on two ranks, beside what the disk itself takes for as many bytes.
 //!
-//! Prints JSON lines. Ranks are threads. In each round, in turn: `disk_write` writes as many bytes as each rank's file has in
+//! Prints JSON lines. Ranks are threads, and hold half of the state each (ZeRO stage 3). In each round, in turn: `disk_write` writes as many bytes as each rank's file has in
 //! pieces of a mebibyte and waits until they are on disk, `save` saves; `disk_read` reads those files, `load` loads. Before
 //! each read the files are dropped from the page cache. `memcpy` copies as many bytes in memory, `blocking` is how long a save
 //! in the background keeps the training. Medians are over rounds; `of_...` are medians of the ratio within one round.
@@ -12,7 +12,7 @@ use candle_core::{DType, Device};
 use candle_nn::Module as _;
 use sconce_core::checkpoint::Checkpoints;
 use sconce_core::nn::linear;
-use sconce_core::{Accelerator, AcceleratorBuilder, AdamW, Weights, launch_threads};
+use sconce_core::{Accelerator, AcceleratorBuilder, AdamW, Weights, ZeroStage, launch_threads, unit};
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::path::Path;
@@ -23,6 +23,10 @@ const RANKS: usize = 2;
 const PIECE: usize = 1 << 20;
 const LAYERS: usize = 8;
 const NAMES: [&str; 6] = ["disk_write", "save", "disk_read", "load", "memcpy", "blocking"];
+
+const SHARDED: ZeroStage = ZeroStage::Three {
+    persistence_threshold: 0,
+};
 
 /// Set in the program that times steps.
 const STEPS: &str = "SCONCE_BENCH_STEPS";
@@ -134,17 +138,20 @@ fn bench(
         folder: numbered,
         total_limit: Some(1),
     };
-    let acc = builder.checkpoints(checkpoints).build()?;
+    let acc = builder.checkpoints(checkpoints).strategy(SHARDED).build()?;
     let vb = acc.var_builder(Weights::Random { seed: 1 })?;
     // Values and two moments, f32.
     let rows = bytes / 3 / 4 / LAYERS / 1024;
-    let layers = (0..LAYERS).map(|layer| vb.get((rows, 1024), &format!("layer{layer}")));
-    let layers = layers.collect::<candle_core::Result<Vec<_>>>()?;
+    let model = unit(vb, "model", |vb| {
+        let layers = (0..LAYERS).map(|layer| vb.get((rows, 1024), &format!("layer{layer}")));
+        layers.collect::<candle_core::Result<Vec<_>>>()
+    })?;
     acc.prepare_optimizer(Box::new(AdamW::default()))?;
-    let mut loss = candle_core::Tensor::zeros((), DType::F32, &Device::Cpu)?;
-    for layer in &layers {
-        loss = (loss + layer.sqr()?.mean_all()?)?;
-    }
+    let zero = candle_core::Tensor::zeros((), DType::F32, &Device::Cpu)?;
+    let loss = model.run(zero, |layers, zero| {
+        let add = |loss: candle_core::Tensor, layer: &candle_core::Tensor| loss + layer.sqr()?.mean_all()?;
+        layers.iter().try_fold(zero, add)
+    })?;
     acc.backward(&loss)?;
     acc.engine().step(1e-3)?;
     acc.engine().zero_grad();

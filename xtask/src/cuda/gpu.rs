@@ -105,6 +105,7 @@ exit $failed
 pub(crate) fn run(shell: &Shell, root: &Path) -> Result<()> {
     let folder = root.join(FOLDER);
     let toolkit = Toolkit::lay_compiler(shell, &folder.join("toolkit"))?;
+    try_without_gpu(shell, &toolkit, &folder)?;
     let programs = PROGRAMS.iter().flat_map(|(kind, program)| [kind, program]);
     let build = cmd!(
         shell,
@@ -134,6 +135,34 @@ pub(crate) fn run(shell: &Shell, root: &Path) -> Result<()> {
     shell.write_file(&script, SCRIPT)?;
     cmd!(shell, "chmod +x {script}").quiet().run()?;
     println!("gpu-check: run {FOLDER}/carry/run.sh on the machine with the GPU");
+    Ok(())
+}
+
+/// Builds what users start, with the features on and real kernels, and sees that it works on a machine without a GPU: it
+/// starts, says what is missing, trains on the CPU, and refuses a GPU with a message. With a GPU it only builds.
+fn try_without_gpu(shell: &Shell, toolkit: &Toolkit, folder: &Path) -> Result<()> {
+    let build = cmd!(
+        shell,
+        "cargo build {PROFILE...} --workspace --features cuda,nccl --target {TARGET} --target-dir {folder}
+         --bin sconce --example finetune_llama"
+    );
+    toolkit.serve(build).quiet().run()?;
+    let built = folder.join(TARGET).join("debug");
+    let (sconce, train) = (built.join("sconce"), built.join("examples/finetune_llama"));
+    let env = cmd!(shell, "{sconce} env").quiet().read()?;
+    println!("{env}");
+    if !env.contains("libcuda") {
+        return Ok(());
+    }
+    let launch = || cmd!(shell, "{sconce} launch --num_processes 2 {train} --steps 2");
+    launch().quiet().run().context("training on the CPU")?;
+    let asked = launch().env("SCONCE_DEVICE", "cuda").quiet().ignore_status().output()?;
+    let told = String::from_utf8_lossy(&asked.stderr);
+    println!("{told}");
+    ensure!(
+        !asked.status.success() && told.contains("libcuda"),
+        "a GPU was asked for where there is none, and the message does not say what is missing"
+    );
     Ok(())
 }
 

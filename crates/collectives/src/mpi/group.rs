@@ -1,6 +1,6 @@
 //! A group of ranks: entering an operation together, and failing together.
 
-use super::library::{Channel, Library, Requests};
+use super::library::{Channel, LARGEST_MESSAGE, Library, Requests};
 use super::notices::Notices;
 use super::waiting::Patience;
 use crate::collective::{Collective, Signature};
@@ -25,6 +25,9 @@ const EAGER: usize = 63 * 64;
 /// Most bytes of data that go with a call between two ranks: to send them whole takes as many bytes as to exchange parts, and
 /// fewer messages, which is worth copying them.
 const SMALL_FOR_TWO: usize = 256 << 10;
+
+// A call is one message.
+const _: () = assert!(HEADER + SMALL_FOR_TWO <= LARGEST_MESSAGE);
 
 /// One rank's view of a group.
 #[derive(Debug)]

@@ -10,14 +10,16 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use sconce_zero::Elements;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-/// Blocks that the system is asked to read before they are needed, so that the disk works while blocks are checked.
-const AHEAD: usize = 32;
+/// Bytes that the system is asked to read before they are needed.
+const AHEAD: u64 = 32 << 20;
 
 /// Longest header that is read.
 const MOST_HEADER: u64 = 100 << 20;
@@ -107,6 +109,11 @@ struct OpenFile {
     /// Where the data begins.
     start: u64,
     header: Metadata,
+    length: u64,
+    /// Where the last block ended.
+    next: u64,
+    /// Where what the system was asked for ends.
+    asked: u64,
 }
 
 impl ArrayFiles {
@@ -167,11 +174,10 @@ impl ArrayFiles {
             tensor: entry.tensor.clone(),
             reason,
         };
-        if !self.files.contains_key(&entry.file) {
-            let file = OpenFile::open(&path)?;
-            self.files.insert(entry.file.clone(), file);
-        }
-        let file = &self.files[&entry.file];
+        let file = match self.files.entry(entry.file.clone()) {
+            Entry::Occupied(open) => open.into_mut(),
+            Entry::Vacant(new) => new.insert(OpenFile::open(&path)?),
+        };
         let Some(info) = file.header.info(&entry.tensor) else {
             return Err(damaged("it is not in the file".into()));
         };
@@ -189,18 +195,11 @@ impl ArrayFiles {
             )));
         }
         let wanted = within.start * size..within.end * size;
-        let begin = file.start + info.data_offsets.0 as u64;
-        let blocks = wanted.start / BLOCK..wanted.end.div_ceil(BLOCK);
-        file.read_ahead(
-            begin,
-            blocks.start * BLOCK..(blocks.end.min(blocks.start + AHEAD) * BLOCK).min(bytes),
-        );
-        for number in blocks.clone() {
+        let (stored, begin) = (info.dtype, file.start + info.data_offsets.0 as u64);
+        for number in wanted.start / BLOCK..wanted.end.div_ceil(BLOCK) {
             let whole = number * BLOCK..((number + 1) * BLOCK).min(bytes);
-            let coming = (number + AHEAD).min(blocks.end);
-            file.read_ahead(begin, coming * BLOCK..((coming + 1).min(blocks.end) * BLOCK).min(bytes));
             self.block.resize(whole.len(), 0);
-            let read = file.file.read_exact_at(&mut self.block, begin + whole.start as u64);
+            let read = file.read(begin + whole.start as u64, begin + wanted.end as u64, &mut self.block);
             read.map_err(|error| damaged(error.to_string()))?;
             if entry
                 .hashes
@@ -212,19 +211,26 @@ impl ArrayFiles {
                     whole.start, whole.end
                 )));
             }
-            take(info.dtype, size, &wanted, whole.start, &self.block);
+            take(stored, size, &wanted, whole.start, &self.block);
         }
         Ok(())
     }
 }
 
 impl OpenFile {
-    /// Asks the system to read bytes of the data that begins at `begin` soon. Where it cannot, reading waits for them.
-    fn read_ahead(&self, begin: u64, bytes: Range<usize>) {
-        if let Some(length) = std::num::NonZeroU64::new(bytes.len() as u64) {
-            let place = begin + bytes.start as u64;
-            let _ = rustix::fs::fadvise(&self.file, place, Some(length), rustix::fs::Advice::WillNeed);
+    /// Reads a block, and asks the system for what comes next, so that the disk works while the block is checked: what is
+    /// `wanted`, up to that place, and whatever follows in the file once blocks are read one after another.
+    fn read(&mut self, place: u64, wanted: u64, block: &mut [u8]) -> std::io::Result<()> {
+        let goes_on = place == self.next;
+        let start = if goes_on { self.asked.max(place) } else { place };
+        let end = (place + AHEAD).min(if goes_on { self.length } else { wanted });
+        if let Some(length) = NonZeroU64::new(end.saturating_sub(start)) {
+            // Where the system cannot, reading waits for them.
+            let _ = rustix::fs::fadvise(&self.file, start, Some(length), rustix::fs::Advice::WillNeed);
+            self.asked = end;
         }
+        self.next = place + block.len() as u64;
+        self.file.read_exact_at(block, place)
     }
 
     fn open(path: &Path) -> Result<Self, CheckpointError> {
@@ -254,7 +260,14 @@ impl OpenFile {
                 start + header.data_len() as u64
             )));
         }
-        Ok(Self { file, start, header })
+        Ok(Self {
+            file,
+            start,
+            header,
+            length,
+            next: start,
+            asked: start,
+        })
     }
 }
 

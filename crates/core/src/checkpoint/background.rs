@@ -9,6 +9,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+/// How much the thread that writes yields to those that train: it gets a tenth of a core that both want.
+const YIELDING: i32 = 10;
+
 /// The save under way, if there is one.
 #[derive(Debug, Default)]
 pub struct Background {
@@ -54,6 +57,8 @@ impl Background {
             })?;
         }
         let write = move || {
+            // This thread alone, and those it starts: where no core is free, training goes first. It is right without, too.
+            let _ = rustix::process::nice(YIELDING);
             let copy = copy.lock().unwrap_or_else(PoisonError::into_inner);
             save::write(&*group, facts, boxes, |_, take| {
                 let mut start = 0;
