@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use candle_core::DType;
 use clap::{Args, ValueEnum};
 use sconce_core::checkpoint::ExportOptions;
+use sconce_core::export::Library;
 
 use crate::checkpoint::open;
 use crate::command_error::CommandError;
@@ -32,6 +33,10 @@ pub(crate) struct Arguments {
     )]
     max_shard_size: u64,
 
+    /// Whose names the files get: transformers' (model.safetensors) or diffusers' (diffusion_pytorch_model.safetensors)
+    #[arg(long, value_name = "LIBRARY", default_value = "transformers")]
+    library: WeightLibrary,
+
     /// The type of the values, rounded to nearest; by default that of the checkpoint, which is f32 where parameters were trained
     #[arg(long, value_name = "DTYPE")]
     dtype: Option<WeightDtype>,
@@ -47,6 +52,12 @@ pub(crate) struct Arguments {
     /// Accelerate's: refused, since nothing that was saved is removed here
     #[arg(long = "remove_checkpoint_dir", alias = "remove-checkpoint-dir", hide = true)]
     remove_checkpoint_dir: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum WeightLibrary {
+    Transformers,
+    Diffusers,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -76,6 +87,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
     }
     let options = ExportOptions {
         model: arguments.model,
+        library: match arguments.library {
+            WeightLibrary::Transformers => Library::Transformers,
+            WeightLibrary::Diffusers => Library::Diffusers,
+        },
         max_shard_size: arguments.max_shard_size,
         dtype: arguments.dtype.map(|dtype| match dtype {
             WeightDtype::F32 => DType::F32,

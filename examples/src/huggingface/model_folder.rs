@@ -5,13 +5,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use sconce_core::ForeignWeights;
+use sconce_core::export::Library;
 
 use super::safetensors_header::read_safetensors_header;
 use super::shard_index::ShardIndex;
 
 pub(super) const CONFIG_FILE: &str = "config.json";
-pub(super) const WEIGHTS_FILE: &str = "model.safetensors";
-const INDEX_FILE: &str = "model.safetensors.index.json";
 const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// The checked files of a model folder.
@@ -29,7 +28,7 @@ pub struct ModelFolder {
 
 impl ModelFolder {
     /// Opens a folder with `config.json` and either `model.safetensors` or shards listed in
-    /// `model.safetensors.index.json`.
+    /// `model.safetensors.index.json`; of diffusers', `diffusion_pytorch_model` takes the place of `model`.
     ///
     /// Reads the headers of the weight files, not the weights.
     ///
@@ -61,20 +60,23 @@ impl ModelFolder {
 
 /// Prefers the single file, as transformers does.
 fn find_weights(directory: &Path) -> Result<Vec<PathBuf>> {
-    let single = directory.join(WEIGHTS_FILE);
-    if single.is_file() {
-        read_safetensors_header(&single)?;
-        return Ok(vec![single]);
-    }
-    let index = directory.join(INDEX_FILE);
-    if index.is_file() {
-        return ShardIndex::read(&index)?.check_shards(directory);
+    for library in [Library::Transformers, Library::Diffusers] {
+        let single = directory.join(format!("{}.safetensors", library.stem()));
+        if single.is_file() {
+            read_safetensors_header(&single)?;
+            return Ok(vec![single]);
+        }
+        let index = directory.join(format!("{}.safetensors.index.json", library.stem()));
+        if index.is_file() {
+            return ShardIndex::read(&index)?.check_shards(directory);
+        }
     }
     if let Some(foreign) = ForeignWeights::find(directory) {
         bail!("{foreign}");
     }
     bail!(
-        "{}: has no weights, expected {WEIGHTS_FILE} or {INDEX_FILE} beside {CONFIG_FILE}",
+        "{}: has no weights, expected model.safetensors or model.safetensors.index.json (of diffusers', \
+         diffusion_pytorch_model) beside {CONFIG_FILE}",
         directory.display()
     )
 }

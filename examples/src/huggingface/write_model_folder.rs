@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use candle_core::{DType, Tensor};
-use sconce_core::export::{MAX_SHARD_SIZE, NewFolder, export_tensors};
+use sconce_core::export::{Library, MAX_SHARD_SIZE, NewFolder, export_tensors};
 use serde_json::{Map, Value};
 
 use super::ModelFolder;
@@ -39,7 +39,7 @@ pub fn write_model_folder(
         // First what can fail at once: weights may take minutes.
         let (_, first) = tensors.first().context("no tensors were given")?;
         let config = config_with_dtype(source, first.dtype())?;
-        export_tensors(unfinished.path(), &tensors, MAX_SHARD_SIZE)?;
+        export_tensors(unfinished.path(), &tensors, Library::Transformers, MAX_SHARD_SIZE)?;
         fs::write(unfinished.path().join(CONFIG_FILE), config)?;
         for name in COMPANION_FILES {
             let companion = source.directory.join(name);

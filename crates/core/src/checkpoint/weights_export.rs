@@ -4,7 +4,7 @@ use super::index::BLOCK;
 use super::opened::{Checkpoint, SavedModel, SavedTensor};
 use super::{CheckpointError, array_file::ArrayFiles, index::BoxEntry};
 use crate::export::{
-    ExportError, ExportedTensor, MAX_SHARD_SIZE, NewFolder, PeftConfig, export_peft, write_weight_files,
+    ExportError, ExportedTensor, Library, MAX_SHARD_SIZE, NewFolder, PeftConfig, export_peft, write_weight_files,
 };
 use crate::nn::is_adapter_name;
 use candle_core::{DType, Device, Tensor};
@@ -21,6 +21,8 @@ const PIECE: usize = BLOCK / 2;
 pub struct ExportOptions {
     /// The model's number, in the order in which accelerators were made.
     pub model: usize,
+    /// Whose names the files get.
+    pub library: Library,
     /// The most bytes of tensors in a file; larger tensors are files of their own.
     pub max_shard_size: u64,
     /// The type that values get, rounded to nearest: f32, bf16 or f16; `None` keeps that of the checkpoint, f32 where parameters were
@@ -34,6 +36,7 @@ impl Default for ExportOptions {
     fn default() -> Self {
         Self {
             model: 0,
+            library: Library::Transformers,
             max_shard_size: MAX_SHARD_SIZE,
             dtype: None,
             trained_only: false,
@@ -51,7 +54,7 @@ pub struct Exported {
 }
 
 impl Checkpoint {
-    /// Writes the values of a model's parameters to a new folder: `model.safetensors`, or shards with an index. The folder appears
+    /// Writes the values of a model's parameters to a new folder: to one file, or shards with an index. The folder appears
     /// whole or not at all, and has the same bytes whatever ranks and strategies saved. Holds a few mebibytes at a time.
     ///
     /// # Errors
@@ -89,13 +92,19 @@ impl Checkpoint {
         }
         let new = NewFolder::create(folder.as_ref())?;
         let (files, parameters) = (&mut self.files, &self.index.models[options.model].parameters);
-        let files = write_weight_files(new.path(), &tensors, options.max_shard_size, |number, take| {
-            let tensor = &tensors[number];
-            for one in &parameters[&tensor.name].arrays[StatePiece::VALUE] {
-                export_box(files, one, tensor, take)?;
-            }
-            Ok(())
-        })?;
+        let files = write_weight_files(
+            new.path(),
+            &tensors,
+            options.library,
+            options.max_shard_size,
+            |number, take| {
+                let tensor = &tensors[number];
+                for one in &parameters[&tensor.name].arrays[StatePiece::VALUE] {
+                    export_box(files, one, tensor, take)?;
+                }
+                Ok(())
+            },
+        )?;
         new.finish()?;
         Ok(Exported {
             files,

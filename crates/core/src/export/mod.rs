@@ -17,4 +17,4 @@ pub use new_folder::NewFolder;
 pub use peft::{PeftConfig, PeftType, export_peft};
 pub use shards::MAX_SHARD_SIZE;
 pub use tensors::export_tensors;
-pub use weight_files::{ExportedTensor, write_weight_files};
+pub use weight_files::{ExportedTensor, Library, write_weight_files};

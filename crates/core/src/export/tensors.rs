@@ -1,7 +1,7 @@
 //! A program's own tensors as weight files.
 
 use super::weight_files::Take;
-use super::{ExportError, ExportedTensor, write_weight_files};
+use super::{ExportError, ExportedTensor, Library, write_weight_files};
 use candle_core::{Device, Tensor};
 use safetensors::View as _;
 use std::collections::HashSet;
@@ -15,6 +15,7 @@ use std::path::Path;
 pub fn export_tensors(
     folder: &Path,
     tensors: &[(String, Tensor)],
+    library: Library,
     max_shard_size: u64,
 ) -> Result<Vec<String>, ExportError> {
     let mut seen = HashSet::new();
@@ -32,7 +33,7 @@ pub fn export_tensors(
         shape: tensor.dims().to_vec(),
         dtype: Tensor::dtype(tensor),
     }));
-    write_weight_files(folder, &plan, max_shard_size, |number, take| {
+    write_weight_files(folder, &plan, library, max_shard_size, |number, take| {
         let (name, tensor) = kept[number];
         take_tensor(folder, name, tensor, take)
     })

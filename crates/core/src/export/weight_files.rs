@@ -1,4 +1,4 @@
-//! `model.safetensors`, or its shards and their index, written tensor by tensor.
+//! The weights of a model in one file, or in shards with an index, written tensor by tensor.
 
 use super::ExportError;
 use super::shards::deal;
@@ -13,6 +13,26 @@ use std::path::Path;
 
 /// Longest header that readers accept.
 const MOST_HEADER: usize = 100_000_000;
+
+/// Whose names weight files have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Library {
+    /// `model.safetensors`, or `model-00001-of-0000N.safetensors` and so on with `model.safetensors.index.json`.
+    #[default]
+    Transformers,
+    /// The same with `diffusion_pytorch_model`, for the parts of a pipeline that diffusers itself has.
+    Diffusers,
+}
+
+impl Library {
+    /// Returns what the names begin with.
+    pub fn stem(self) -> &'static str {
+        match self {
+            Self::Transformers => "model",
+            Self::Diffusers => "diffusion_pytorch_model",
+        }
+    }
+}
 
 /// A tensor to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,9 +56,9 @@ impl ExportedTensor {
 /// Takes the bytes of a tensor, piece by piece.
 pub(super) type Take<'a> = dyn FnMut(&[u8]) -> Result<(), ExportError> + 'a;
 
-/// Writes `tensors` into `folder`: to `model.safetensors`, or where that would have more than `max_shard_size` bytes of tensors,
-/// to `model-00001-of-0000N.safetensors` and so on, with `model.safetensors.index.json`. `values` is called once for each
-/// tensor, with its number, and hands over its bytes. Returns the names of the files.
+/// Writes `tensors` into `folder` under the names of `library`: to one file, or where that would have more than
+/// `max_shard_size` bytes of tensors, to shards with an index. `values` is called once for each tensor, with its number, and
+/// hands over its bytes. Returns the names of the files.
 ///
 /// Tensors are dealt to files in the order given, by the rule of transformers; the metadata says `format: pt`, without which
 /// transformers refuses a file.
@@ -48,6 +68,7 @@ pub(super) type Take<'a> = dyn FnMut(&[u8]) -> Result<(), ExportError> + 'a;
 pub fn write_weight_files(
     folder: &Path,
     tensors: &[ExportedTensor],
+    library: Library,
     max_shard_size: u64,
     mut values: impl FnMut(usize, &mut Take<'_>) -> Result<(), ExportError>,
 ) -> Result<Vec<String>, ExportError> {
@@ -77,8 +98,8 @@ pub fn write_weight_files(
     let mut weight_map = BTreeMap::new();
     for (number, shard) in shards.iter().enumerate() {
         let file = match shards.len() {
-            1 => "model.safetensors".to_owned(),
-            count => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
+            1 => format!("{}.safetensors", library.stem()),
+            count => format!("{}-{:05}-of-{count:05}.safetensors", library.stem(), number + 1),
         };
         write_file(&folder.join(&file), tensors, shard, &mut values)?;
         let in_file = shard.iter().map(|tensor| (&tensors[*tensor].name, file.clone()));
@@ -86,11 +107,11 @@ pub fn write_weight_files(
         files.push(file);
     }
     if shards.len() > 1 {
-        let file = "model.safetensors.index.json";
+        let file = format!("{}.safetensors.index.json", library.stem());
         let index = json!({"metadata": {"total_size": sizes.iter().sum::<u64>()}, "weight_map": weight_map});
-        let path = folder.join(file);
+        let path = folder.join(&file);
         std::fs::write(&path, format!("{index:#}\n")).map_err(|error| ExportError::unusable(&path, error))?;
-        files.push(file.to_owned());
+        files.push(file);
     }
     Ok(files)
 }
