@@ -135,6 +135,38 @@ fn shards_and_their_index_are_those_of_transformers() {
 }
 
 #[test]
+fn files_get_the_names_of_the_library_asked_for_and_the_same_bytes() {
+    let place = Place::new();
+    saved_by_three_worlds(&place);
+    let merge = |to: &str, library: &str| {
+        place.printed(&[
+            "merge-weights",
+            "by_1",
+            to,
+            "--max_shard_size",
+            "30",
+            "--library",
+            library,
+        ]);
+        place.names(to)
+    };
+    let (ours, theirs) = (merge("a", "transformers"), merge("b", "diffusers"));
+    let renamed = Vec::from_iter(
+        ours.iter()
+            .map(|name| name.replacen("model", "diffusion_pytorch_model", 1)),
+    );
+    assert_eq!(theirs, renamed);
+    for (ours, theirs) in ours
+        .iter()
+        .zip(&theirs)
+        .filter(|(name, _)| name.ends_with(".safetensors"))
+    {
+        let read = |path: String| fs::read(place.path(&path)).unwrap();
+        assert_eq!(read(format!("a/{ours}")), read(format!("b/{theirs}")));
+    }
+}
+
+#[test]
 fn values_are_rounded_to_the_dtype_asked_for() {
     let place = Place::saved();
     let whole = place.printed(&["merge-weights", "here", "f32", "--dtype", "f32"]);
