@@ -116,6 +116,8 @@ fn whenever_a_run_is_killed_the_next_goes_on_from_a_whole_checkpoint() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (checkpoints, metrics) = (folder.path().join("checkpoints"), folder.path().join("metrics.jsonl"));
     let whole = folder.path().join("whole.jsonl");
+    // The programs are built when they are first asked for.
+    let _ = (sconce(), finetune_llama());
     let start = Instant::now();
     run(&[], 2, &arguments(2, &folder.path().join("other"), &whole, "2"));
     let whole_run = start.elapsed();
