@@ -68,6 +68,10 @@ impl ArrayWriter {
 
     /// Writes the next box; returns its hashes.
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<Vec<String>, CheckpointError> {
+        if bytes.len() <= BLOCK {
+            self.write_bytes(bytes)?;
+            return Ok(bytes.chunks(BLOCK).map(hash).collect());
+        }
         // Hashing takes as long as writing, and needs nothing that writing needs. In a thread of its own, since the pool's
         // are training while this writes behind it.
         std::thread::scope(|scope| {
@@ -114,6 +118,8 @@ struct OpenFile {
     next: u64,
     /// Where what the system was asked for ends.
     asked: u64,
+    /// Where what it may be asked for ends.
+    end: u64,
 }
 
 impl ArrayFiles {
@@ -196,10 +202,12 @@ impl ArrayFiles {
         }
         let wanted = within.start * size..within.end * size;
         let (stored, begin) = (info.dtype, file.start + info.data_offsets.0 as u64);
-        for number in wanted.start / BLOCK..wanted.end.div_ceil(BLOCK) {
+        let blocks = wanted.start / BLOCK..wanted.end.div_ceil(BLOCK);
+        file.begin(begin + (blocks.start * BLOCK) as u64, begin + wanted.end as u64);
+        for number in blocks {
             let whole = number * BLOCK..((number + 1) * BLOCK).min(bytes);
             self.block.resize(whole.len(), 0);
-            let read = file.read(begin + whole.start as u64, begin + wanted.end as u64, &mut self.block);
+            let read = file.read(begin + whole.start as u64, &mut self.block);
             read.map_err(|error| damaged(error.to_string()))?;
             if entry
                 .hashes
@@ -218,12 +226,20 @@ impl ArrayFiles {
 }
 
 impl OpenFile {
-    /// Reads a block, and asks the system for what comes next, so that the disk works while the block is checked: what is
-    /// `wanted`, up to that place, and whatever follows in the file once blocks are read one after another.
-    fn read(&mut self, place: u64, wanted: u64, block: &mut [u8]) -> std::io::Result<()> {
-        let goes_on = place == self.next;
-        let start = if goes_on { self.asked.max(place) } else { place };
-        let end = (place + AHEAD).min(if goes_on { self.length } else { wanted });
+    /// Prepares for reading from `place` on, up to where what is wanted ends. Who goes on where the last reading ended will
+    /// want what follows in the file, too.
+    fn begin(&mut self, place: u64, end: u64) {
+        if place == self.next {
+            self.end = self.length;
+        } else {
+            (self.asked, self.end) = (place, end);
+        }
+    }
+
+    /// Reads the next block, and asks the system for those after it, so that the disk works while this one is checked.
+    fn read(&mut self, place: u64, block: &mut [u8]) -> std::io::Result<()> {
+        let start = self.asked.max(place);
+        let end = (place + AHEAD).min(self.end);
         if let Some(length) = NonZeroU64::new(end.saturating_sub(start)) {
             // Where the system cannot, reading waits for them.
             let _ = rustix::fs::fadvise(&self.file, start, Some(length), rustix::fs::Advice::WillNeed);
@@ -267,6 +283,7 @@ impl OpenFile {
             length,
             next: start,
             asked: start,
+            end: start,
         })
     }
 }
