@@ -42,6 +42,7 @@ mod executable_batch_size;
 pub mod export;
 pub mod fp8;
 mod gradient_compression;
+mod host_name;
 mod join;
 mod launch_threads;
 mod local_sgd;

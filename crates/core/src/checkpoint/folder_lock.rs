@@ -1,6 +1,7 @@
 //! One run in a folder of numbered checkpoints: two would take each other's numbers, and prune each other's checkpoints.
 
 use super::error::CheckpointError;
+use crate::host_name::host_name;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read as _, Seek as _, Write as _};
 use std::path::Path;
@@ -58,7 +59,7 @@ impl FolderLock {
         }
         let told = file.set_len(0).and_then(|()| {
             file.rewind()?;
-            writeln!(file, "process {}{}", std::process::id(), on_host())
+            writeln!(file, "process {} on {}", std::process::id(), host_name())
         });
         told.map_err(refuse)?;
         Ok(Self { _file: Some(file) })
@@ -73,14 +74,5 @@ fn lock(file: &File) -> Result<(), TryLockError> {
             Err(TryLockError::WouldBlock) if begun.elapsed() < PATIENCE => std::thread::sleep(BETWEEN_TRIES),
             outcome => return outcome,
         }
-    }
-}
-
-/// Says on which host this is, where the system tells.
-fn on_host() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    match name.trim() {
-        "" => String::new(),
-        name => format!(" on {name}"),
     }
 }

@@ -66,6 +66,17 @@ impl MlflowFiles {
     }
 }
 
+/// Returns the hyper-parameters of a run but for those that MLflow refuses, of which a warning tells.
+pub(super) fn parameters(run: &Run) -> impl Iterator<Item = (String, String)> {
+    run.hyper_parameters().into_iter().filter(|(name, value)| {
+        let fits = value.len() <= LONGEST_PARAMETER;
+        if !fits {
+            tracing::warn!("mlflow: hyper-parameter {name} has {} bytes: left out", value.len());
+        }
+        fits
+    })
+}
+
 impl Tracker for MlflowFiles {
     fn name(&self) -> &str {
         "mlflow"
@@ -91,11 +102,7 @@ impl Tracker for MlflowFiles {
         write_facts(&folder, facts.as_object())?;
         write_file(&folder.join("tags/mlflow.runName"), run_name.as_bytes())?;
         write_file(&folder.join("tags/mlflow.source.type"), b"LOCAL")?;
-        for (name, value) in run.hyper_parameters() {
-            if value.len() > LONGEST_PARAMETER {
-                tracing::warn!("mlflow: hyper-parameter {name} has {} bytes: left out", value.len());
-                continue;
-            }
+        for (name, value) in parameters(run) {
             write_file(&folder.join("params").join(path_of_name(&name)?), value.as_bytes())?;
         }
         self.open = Some(OpenRun {

@@ -166,6 +166,8 @@ fn open(path: &Path) -> rusqlite::Result<Connection> {
     store.busy_timeout(PATIENCE)?;
     // So that Trackio can read while the run goes on.
     store.pragma_update(None, "journal_mode", "WAL")?;
+    // Handed to the system at every call, as by the other trackers, and not waited for until it is on the disk.
+    store.pragma_update(None, "synchronous", "NORMAL")?;
     store.execute_batch(TABLES)?;
     Ok(store)
 }

@@ -4,7 +4,7 @@ mod rest;
 mod sender;
 
 use super::name_path::path_of_name;
-use super::{Moment, Run, Tracker, TrackerError, json_lines};
+use super::{Moment, Run, Tracker, TrackerError, json_lines, mlflow};
 use rest::{Failure, Rest};
 use sender::Sender;
 use serde_json::{Value, json};
@@ -33,8 +33,6 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// The longest value of a parameter, in bytes.
-const LONGEST_PARAMETER: usize = 6000;
 /// The most parameters in a request, as MLflow limits them.
 const MOST_PARAMETERS: usize = 100;
 
@@ -107,11 +105,7 @@ fn begin(rest: &Rest, run: &Run) -> Result<String, Failure> {
     )?;
     let id = text(&started, "/run/info/run_id")?;
     let mut parameters = Vec::new();
-    for (name, value) in run.hyper_parameters() {
-        if value.len() > LONGEST_PARAMETER {
-            tracing::warn!("mlflow: hyper-parameter {name} has {} bytes: left out", value.len());
-            continue;
-        }
+    for (name, value) in mlflow::parameters(run) {
         let key = key(&name).map_err(|error| Failure::Refused(error.to_string()))?;
         parameters.push(json!({"key": key, "value": value}));
     }

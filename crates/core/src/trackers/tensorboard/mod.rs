@@ -5,6 +5,7 @@ mod record;
 
 use super::histogram::Histogram;
 use super::{Moment, Run, Tracker, TrackerError, png};
+use crate::host_name::host_name;
 use event::Event;
 use prost::Message as _;
 use std::fs::{self, File, OpenOptions};
@@ -89,11 +90,9 @@ impl Tracker for TensorBoard {
 
 /// Makes a file that no other process has, under a name that TensorBoard looks for.
 fn create(folder: &std::path::Path, at: Moment) -> Result<(PathBuf, File), TrackerError> {
-    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = if host.trim().is_empty() {
-        "localhost"
-    } else {
-        host.trim()
+    let host = match host_name() {
+        name if name.is_empty() => "localhost".into(),
+        name => name,
     };
     let mut number = 0;
     loop {

@@ -7,7 +7,8 @@ use super::append_file::write_file;
 use super::calendar::Date;
 use super::histogram::Histogram;
 use super::name_path::path_of_name;
-use super::{Moment, Run, Tracker, TrackerError, png};
+use super::{Moment, Run, Tracker, TrackerError, json_lines, png};
+use crate::host_name::host_name;
 use log_file::LogFile;
 use prost::Message as _;
 use record::{Exit, FileItem, Files, Header, History, Info, Item, Kind, Record, Step, Timestamp, Updates, Version};
@@ -94,14 +95,13 @@ impl Tracker for WandbOffline {
             value: value.to_string(),
             ..Item::default()
         });
-        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         open.write(Kind::Run(record::Run {
             id: open.id.clone(),
             project: run.project().into(),
             config: Some(Updates {
                 items: config.collect(),
             }),
-            host: host.trim().into(),
+            host: host_name(),
             start: Some(Timestamp {
                 seconds: start.wall_time as i64,
                 nanoseconds: (start.wall_time.fract() * 1e9) as i32,
@@ -267,11 +267,9 @@ fn items_of(name: &str, facts: &Value) -> Vec<Item> {
 }
 
 fn number(value: f64) -> String {
-    match value {
-        finite if finite.is_finite() => Value::from(finite).to_string(),
-        none if none.is_nan() => "NaN".into(),
-        above if above > 0.0 => "Infinity".into(),
-        _ => "-Infinity".into(),
+    match json_lines::number(value) {
+        Value::String(name) => name,
+        finite => finite.to_string(),
     }
 }
 

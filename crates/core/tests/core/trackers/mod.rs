@@ -1,5 +1,6 @@
 //! Trackers: what is written, by whom, and what becomes of one that fails.
 
+mod checksum;
 mod files;
 #[cfg(feature = "mlflow")]
 mod mlflow_server;

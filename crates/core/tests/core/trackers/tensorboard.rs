@@ -1,5 +1,6 @@
 //! Event files, read by a reader that shares nothing with the writer.
 
+use super::checksum::checksum;
 use super::files::PNG_HEAD;
 use super::protobuf::{Field, Value, block, fields, get, inner};
 use super::{alone, files_below};
@@ -7,19 +8,9 @@ use sconce_core::trackers::Trackers;
 use serde_json::json;
 use std::fs;
 
-/// CRC-32C bit by bit, by its definition as a division.
-fn checksum(data: &[u8]) -> u32 {
-    let mut crc = u32::MAX;
-    for byte in data {
-        for bit in 0..8 {
-            let carry = (crc ^ u32::from(byte >> bit)) & 1;
-            crc >>= 1;
-            if carry == 1 {
-                crc ^= 0x82f6_3b78;
-            }
-        }
-    }
-    let crc = !crc;
+/// CRC-32C, masked as records have it.
+fn masked(data: &[u8]) -> u32 {
+    let crc = checksum(data.iter().copied(), 0x82f6_3b78);
     crc.rotate_left(17).wrapping_add(0xa282_ead8)
 }
 
@@ -29,12 +20,12 @@ fn records(mut file: &[u8]) -> Vec<Vec<u8>> {
     let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
     while file.len() >= 12 {
         let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
-        assert_eq!(number(&file[8..12]), checksum(&file[..8]), "of the length");
+        assert_eq!(number(&file[8..12]), masked(&file[..8]), "of the length");
         if file.len() < length + 16 {
             break;
         }
         let data = &file[12..12 + length];
-        assert_eq!(number(&file[12 + length..16 + length]), checksum(data), "of the data");
+        assert_eq!(number(&file[12 + length..16 + length]), masked(data), "of the data");
         records.push(data.to_vec());
         file = &file[16 + length..];
     }

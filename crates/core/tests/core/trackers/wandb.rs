@@ -1,5 +1,6 @@
 //! Offline runs of Weights & Biases, beside one that its own client wrote (`fixtures/wandb`).
 
+use super::checksum::checksum;
 use super::protobuf::{Field, Value, block, fields, get, inner};
 use super::{alone, files_below};
 use sconce_core::trackers::Trackers;
@@ -8,20 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// CRC-32 bit by bit, by its definition as a division.
-fn checksum(data: impl Iterator<Item = u8>) -> u32 {
-    let mut crc = u32::MAX;
-    for byte in data {
-        for bit in 0..8 {
-            let carry = (crc ^ u32::from(byte >> bit)) & 1;
-            crc >>= 1;
-            if carry == 1 {
-                crc ^= 0xedb8_8320;
-            }
-        }
-    }
-    !crc
-}
+const CRC_32: u32 = 0xedb8_8320;
 
 /// The data of all records; panics where a file is not framed as LevelDB's logs are.
 fn records(file: &[u8]) -> Vec<Vec<u8>> {
@@ -38,7 +26,7 @@ fn records(file: &[u8]) -> Vec<Vec<u8>> {
         assert!(7 + length <= left, "a piece crosses a block's end");
         let (kind, data) = (file[at + 6], &file[at + 7..at + 7 + length]);
         let stored = u32::from_le_bytes(file[at..at + 4].try_into().unwrap());
-        assert_eq!(stored, checksum([kind].into_iter().chain(data.iter().copied())));
+        assert_eq!(stored, checksum([kind].into_iter().chain(data.iter().copied()), CRC_32));
         at += 7 + length;
         match kind {
             1 => records.push(data.to_vec()),
