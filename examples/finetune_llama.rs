@@ -87,7 +87,7 @@ struct Arguments {
     #[arg(long)]
     metrics_out: Option<PathBuf>,
     /// Experiment trackers that get the same numbers, and the run's settings: jsonl, csv, tensorboard, wandb, mlflow, dvclive
-    /// with commas between, or all.
+    /// (and trackio, with the feature of that name) with commas between, or all.
     #[arg(long, value_name = "NAME[,NAME]")]
     report_to: Option<String>,
     /// Folder for what trackers write.

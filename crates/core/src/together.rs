@@ -8,8 +8,17 @@ pub(crate) fn on_main<T, E: std::fmt::Display>(
     communicator: &dyn Communicator,
     work: impl FnOnce() -> Result<T, E>,
 ) -> Result<Option<T>> {
-    let is_main = communicator.rank() == 0;
-    together(communicator, if is_main { work().map(Some) } else { Ok(None) })
+    where_chosen(communicator, communicator.rank() == 0, work)
+}
+
+/// Does so where this rank `is_chosen`, which may be several ranks: returns what `work` does there, and fails on all ranks if
+/// it fails on one.
+pub(crate) fn where_chosen<T, E: std::fmt::Display>(
+    communicator: &dyn Communicator,
+    is_chosen: bool,
+    work: impl FnOnce() -> Result<T, E>,
+) -> Result<Option<T>> {
+    together(communicator, if is_chosen { work().map(Some) } else { Ok(None) })
 }
 
 /// Returns the value if every rank has one, else the first failing rank's message on rank 0.

@@ -61,12 +61,12 @@ impl ModelFolder {
 /// Prefers the single file, as transformers does.
 fn find_weights(directory: &Path) -> Result<Vec<PathBuf>> {
     for library in [Library::Transformers, Library::Diffusers] {
-        let single = directory.join(format!("{}.safetensors", library.stem()));
+        let single = directory.join(library.single_file());
         if single.is_file() {
             read_safetensors_header(&single)?;
             return Ok(vec![single]);
         }
-        let index = directory.join(format!("{}.safetensors.index.json", library.stem()));
+        let index = directory.join(library.index_file());
         if index.is_file() {
             return ShardIndex::read(&index)?.check_shards(directory);
         }

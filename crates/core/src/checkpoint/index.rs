@@ -93,7 +93,7 @@ impl BoxEntry {
         self.end - self.start
     }
 
-    /// Returns how many bytes they take; of a box of our own or one that was checked.
+    /// Returns how many bytes they take; a dtype that is none of the three is refused where values are read.
     pub(super) fn bytes(&self) -> usize {
         self.elements() * if self.dtype == "F32" { 4 } else { 2 }
     }

@@ -6,7 +6,7 @@
 use super::error::CheckpointError;
 use crate::Result;
 use crate::objects::gather_objects;
-use crate::together::together;
+use crate::together::where_chosen;
 use sconce_collectives::{Communicator, World};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -42,7 +42,7 @@ impl Keepers {
         group: &dyn Communicator,
         work: impl FnOnce() -> Result<T, E>,
     ) -> Result<Option<T>> {
-        together(group, if self.is_one { work().map(Some) } else { Ok(None) })
+        where_chosen(group, self.is_one, work)
     }
 
     /// Puts those of a checkpoint's files into each host's folder that other hosts have; called by all ranks. The inner

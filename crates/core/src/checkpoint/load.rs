@@ -7,7 +7,7 @@ use super::index::{Index, ModelEntry};
 use crate::together::{on_main, together};
 use crate::{Accelerator, Error, Result};
 use sconce_zero::{Engine, EngineState, ParameterInfo, RandomState, StatePiece, StateSource};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -124,11 +124,12 @@ pub(super) fn load(accelerator: &dyn Accelerator, folder: &Path, options: &LoadO
         let lacks = engine.restore_state(state, &mut source)?;
         let may_be_absent = absent_frozen(entry, engine, options);
         let lacks = lacks.into_iter().filter(|_| !options.weights_only);
-        missing.extend(lacks.filter(|lack| {
-            !may_be_absent
+        let are_known = BTreeSet::from_iter(
+            may_be_absent
                 .iter()
-                .any(|name| *lack == format!("{name} ({})", StatePiece::VALUE))
-        }));
+                .map(|name| format!("{name} ({})", StatePiece::VALUE)),
+        );
+        missing.extend(lacks.filter(|lack| !are_known.contains(lack)));
     }
     if !options.weights_only {
         let restored = restore_objects(accelerator, &index, options.partial);
@@ -180,9 +181,9 @@ fn restore_random_state(accelerator: &dyn Accelerator, index: &Index) {
 }
 
 /// Returns the names of this model's frozen parameters that the checkpoint does not have, where it need not.
-fn absent_frozen(entry: &ModelEntry, engine: &Engine, options: &LoadOptions) -> Vec<String> {
+fn absent_frozen(entry: &ModelEntry, engine: &Engine, options: &LoadOptions) -> BTreeSet<String> {
     if !entry.without_frozen && !options.without_frozen {
-        return Vec::new();
+        return BTreeSet::new();
     }
     let names = engine.frozen_parameters().into_iter().map(|info| info.name.clone());
     names
@@ -208,11 +209,11 @@ fn differences(index: &Index, engines: &[std::sync::Arc<Engine>], options: &Load
         ));
     }
     for (entry, engine) in index.models.iter().zip(engines) {
-        let mut taken = Vec::new();
+        let mut taken = BTreeSet::new();
         let may_be_absent = absent_frozen(entry, engine, options);
         for info in engine.parameters() {
             let name = options.saved_name(&info.name);
-            taken.push(name.to_owned());
+            taken.insert(name.to_owned());
             match entry.parameters.get(name) {
                 None if may_be_absent.contains(&info.name) => {}
                 None => found.push(format!("{name} is not saved")),
@@ -225,7 +226,7 @@ fn differences(index: &Index, engines: &[std::sync::Arc<Engine>], options: &Load
                 Some(_) => {}
             }
         }
-        let others = entry.parameters.keys().filter(|name| !taken.contains(name));
+        let others = entry.parameters.keys().filter(|name| !taken.contains(*name));
         found.extend(others.map(|name| format!("{name} is saved, this model has no such parameter")));
         let (saved, own) = (&entry.state.rule, engine.state().rule);
         if let (Some(saved), Some(own), false) = (saved, &own, options.weights_only)

@@ -6,7 +6,7 @@ use super::folder::{self, Draft};
 use super::index::{BoxEntry, Index, ModelEntry, ParameterEntry};
 use super::keepers::Keepers;
 use crate::objects::{gather_objects, gather_objects_on_main};
-use crate::together::together;
+use crate::together::{on_main, together};
 use crate::{Accelerator, Error, Result};
 use candle_core::DType;
 use sconce_collectives::Communicator;
@@ -199,14 +199,7 @@ pub(super) fn write(
     let parameters = index.models.iter_mut().flat_map(|model| model.parameters.values_mut());
     let arrays = parameters.flat_map(|parameter| parameter.arrays.values_mut());
     arrays.for_each(|boxes| boxes.sort_by_key(|one| one.start));
-    let mut text = together(
-        group,
-        if group.rank() == 0 {
-            index.text()
-        } else {
-            Ok(String::new())
-        },
-    )?;
+    let mut text = on_main(group, || index.text())?.unwrap_or_default();
     let mut spread = Ok(());
     if keepers.on_each_node {
         let own = if group.rank() == 0 {

@@ -25,8 +25,17 @@ pub enum Library {
 }
 
 impl Library {
-    /// Returns what the names begin with.
-    pub fn stem(self) -> &'static str {
+    /// Returns the name of the one file that has all tensors.
+    pub fn single_file(self) -> String {
+        format!("{}.safetensors", self.stem())
+    }
+
+    /// Returns the name of the index of several files.
+    pub fn index_file(self) -> String {
+        format!("{}.safetensors.index.json", self.stem())
+    }
+
+    fn stem(self) -> &'static str {
         match self {
             Self::Transformers => "model",
             Self::Diffusers => "diffusion_pytorch_model",
@@ -98,7 +107,7 @@ pub fn write_weight_files(
     let mut weight_map = BTreeMap::new();
     for (number, shard) in shards.iter().enumerate() {
         let file = match shards.len() {
-            1 => format!("{}.safetensors", library.stem()),
+            1 => library.single_file(),
             count => format!("{}-{:05}-of-{count:05}.safetensors", library.stem(), number + 1),
         };
         write_file(&folder.join(&file), tensors, shard, &mut values)?;
@@ -107,7 +116,7 @@ pub fn write_weight_files(
         files.push(file);
     }
     if shards.len() > 1 {
-        let file = format!("{}.safetensors.index.json", library.stem());
+        let file = library.index_file();
         let index = json!({"metadata": {"total_size": sizes.iter().sum::<u64>()}, "weight_map": weight_map});
         let path = folder.join(&file);
         std::fs::write(&path, format!("{index:#}\n")).map_err(|error| ExportError::unusable(&path, error))?;
