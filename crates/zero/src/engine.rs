@@ -515,7 +515,8 @@ impl Engine {
     }
 
     /// Returns how often the host has looked at state that lies on a GPU, of which each time pages may have moved there and
-    /// back: 0 where no state does. Training by rules of this crate does so only to read its checkpoints and values.
+    /// back: 0 where no state does. Training by rules of this crate does so only where state is first filled, and for
+    /// checkpoints and values. What a group that is not NCCL's reads and writes to move it is not counted.
     pub fn host_accesses(&self) -> u64 {
         self.staging.host_accesses()
     }

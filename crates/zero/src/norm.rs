@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-/// Elements summed by one task.
+/// Elements summed by one task, and by one block of the kernel for GPUs.
 const BLOCK: usize = 1 << 15;
 /// Sums of a block that grow beside each other.
 const LANES: usize = 16;
@@ -121,6 +121,13 @@ sums_of_powers! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kernel_for_gpus_has_blocks_and_lanes_of_the_same_size() {
+        // It writes as many sums as are allocated for these.
+        let sizes = format!("BLOCK = 1 << {}, LANES = {LANES}", BLOCK.ilog2());
+        assert!(include_str!("device/kernels.cu").contains(&sizes), "{sizes}");
+    }
 
     const ALL: [Norm; 4] = [Norm::L1, Norm::L2, Norm::L3, Norm::Infinity];
 

@@ -8,7 +8,8 @@
  * Unified memory is reached by host and device alike; nothing is brought from one to the other but what is late. With the
  * variable STAND_IN_KEEPS_MEMORY_APART the device says that it has none which both reach at one time.
  *
- * Access outside of an allocation, and page-locked memory that is freed while a copy has it, end the program. Of candle's
+ * Copies and fills outside of an allocation, arguments of kernels that begin there, and page-locked memory that is freed
+ * while a copy has it, end the program; how far a kernel reaches is not seen. Of candle's
  * kernels there are those that fill and add; others are not found, which is an error of the op. Kernels of the engine's are
  * all there, compiled for the CPU (kernels_on_cpu.cpp).
  */

@@ -1,7 +1,8 @@
 //! Which messages an operation is made of.
 //!
-//! Where every rank's contribution to every other fits [`Group::small`](super::group::Group::small), it goes with the call. Otherwise it follows in
-//! messages of its own, straight between the callers' buffers. Every rank exchanges with every other at the same time.
+//! Where every rank's contribution to every other fits [`Group::small`](super::group::Group::small), it goes with the call.
+//! Otherwise it follows in messages of its own, straight between the callers' buffers. Every rank exchanges with every other
+//! at the same time.
 
 use super::group::Passage;
 use super::library::Requests;

@@ -142,7 +142,7 @@ impl State {
             {
                 let outcome = reduction.run_on(gpu, (&mut away.buffer, 0..elements), dtype, group);
                 if let Err(error) = &outcome {
-                    // Peers wait for this rank's gradients, unless it was the group that failed.
+                    // Peers wait for this rank's gradients; a group that has failed is told nothing new.
                     group.abort(&error.to_string());
                 }
                 return match outcome {
