@@ -26,5 +26,7 @@
 
 pub mod huggingface;
 pub mod models;
+#[cfg(doctest)]
+mod pages;
 pub mod report;
 pub mod text;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use xshell::{Shell, cmd};
 
+use crate::book;
 use crate::cuda;
 use crate::mpi_hosts;
 use crate::test_totals::{TestTotals, run_tests};
@@ -36,6 +37,11 @@ pub(crate) fn run(shell: &Shell, root: &Path) -> Result<()> {
         let doc = cmd!(shell, "cargo doc --workspace --no-deps").env("RUSTDOCFLAGS", "--deny warnings");
         Ok(doc.quiet().run()?)
     })?;
+    if book::can_run(shell) {
+        step("book", || book::run(shell, root))?;
+    } else {
+        println!("ci: no mdbook in PATH: the book is not built");
+    }
     let mut totals = step("tests", || test(TEST_COMMAND, root, TestTotals::default()))?;
     if has_mpi(shell) {
         step("clippy over MPI", || {

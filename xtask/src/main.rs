@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod book;
 mod ci;
 mod cuda;
 mod mpi_hosts;
@@ -44,6 +45,8 @@ enum Task {
     GpuCheck,
     /// Run jobs over MPI on two hosts, which are network namespaces; needs root, iproute2 and Open MPI.
     MpiHosts,
+    /// Make a book of the pages in docs; needs mdbook.
+    Book,
     /// Measure in release mode; prints one JSON object per line.
     Bench {
         /// What to measure
@@ -80,6 +83,7 @@ fn run(task: Task) -> Result<()> {
         Task::CudaCheck { and_tests } => cuda::check::run(&shell, &root, and_tests),
         Task::GpuCheck => cuda::gpu::run(&shell, &root),
         Task::MpiHosts => mpi_hosts::run(&shell, &root).map(|totals| println!("{totals}")),
+        Task::Book => book::run(&shell, &root),
         Task::Bench { suite, arguments } => bench::run(&shell, suite, &arguments),
     }
 }

@@ -1,4 +1,4 @@
-//! Links in Markdown that lead to files of the repository must find them.
+//! Links in Markdown that lead to files of the repository, or to headings in them, must find them.
 
 use super::finding::Finding;
 use super::repository::{Repository, TextFile};
@@ -12,18 +12,43 @@ pub(super) fn check(repository: &Repository) -> Vec<Finding> {
 fn check_page(repository: &Repository, page: &TextFile) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (index, line) in page.text.lines().enumerate() {
-        for target in targets(line).filter(|target| !target.contains(':') && !target.starts_with('#')) {
-            let file = target.split('#').next().unwrap_or(target);
-            if !resolve(&page.path, file).is_some_and(|path| path.is_empty() || repository.has(&path)) {
-                findings.push(Finding::of_line(
-                    &page.path,
-                    index,
-                    format!("the link leads nowhere: {target}"),
-                ));
+        for target in targets(line).filter(|target| !target.contains(':')) {
+            if !leads_somewhere(repository, page, target) {
+                let message = format!("the link leads nowhere: {target}");
+                findings.push(Finding::of_line(&page.path, index, message));
             }
         }
     }
     findings
+}
+
+fn leads_somewhere(repository: &Repository, page: &TextFile, target: &str) -> bool {
+    let (file, heading) = target.split_once('#').unwrap_or((target, ""));
+    let path = match file {
+        "" => Some(page.path.clone()),
+        file => resolve(&page.path, file),
+    };
+    let Some(path) = path.filter(|path| path.is_empty() || repository.has(path)) else {
+        return false;
+    };
+    heading.is_empty() || repository.file(&path).is_some_and(|file| has_heading(file, heading))
+}
+
+/// Whether a page has a heading of that anchor, by GitHub's rule: lower case, hyphens for blanks, nothing for most signs.
+fn has_heading(page: &TextFile, anchor: &str) -> bool {
+    let mut headings = page.text.lines().filter_map(|line| line.strip_prefix('#'));
+    headings.any(|heading| {
+        let kept = heading
+            .trim_start_matches('#')
+            .trim()
+            .chars()
+            .filter_map(|sign| match sign {
+                ' ' => Some('-'),
+                '-' | '_' => Some(sign),
+                sign => sign.is_alphanumeric().then_some(sign),
+            });
+        kept.collect::<String>().to_lowercase() == anchor
+    })
 }
 
 /// The targets of the links in a line: what stands in parentheses after a bracket.
@@ -57,10 +82,11 @@ mod tests {
 
     #[test]
     fn relative_links_lead_to_files_or_folders() {
-        let page = "[a](../README.md), [b](architecture.md#layers), [c](../crates/zero)\n\
-                    [d](https://example.org/x), [e](#here), [f](missing.md), [g](../../outside.md)\n";
+        let page = "[a](../README.md), [b](../README.md#three-layers), [c](../crates/zero)\n\
+                    [d](https://example.org/x), [f](missing.md), [g](../../outside.md)\n\
+                    ## Who, if not `you`?\n[h](#who-if-not-you), [i](#here), [j](../README.md#status)\n";
         let files = [
-            ("README.md", ""),
+            ("README.md", "# Three layers\n"),
             ("docs/architecture.md", page),
             ("crates/zero/Cargo.toml", ""),
         ];
@@ -69,6 +95,8 @@ mod tests {
             [
                 "docs/architecture.md:2: error: the link leads nowhere: missing.md",
                 "docs/architecture.md:2: error: the link leads nowhere: ../../outside.md",
+                "docs/architecture.md:4: error: the link leads nowhere: #here",
+                "docs/architecture.md:4: error: the link leads nowhere: ../README.md#status",
             ]
         );
     }

@@ -3,6 +3,7 @@
 //! Each rule is a function from the [`Repository`] to its [`Finding`]s, in the module that is named after what it
 //! reads. All rules always run, so that one run tells everything.
 
+mod book;
 mod crate_order;
 mod finding;
 mod links;
@@ -38,6 +39,7 @@ const RULES: &[fn(&Repository) -> Vec<Finding>] = &[
     readme::check_test_command,
     readme::check_variables,
     links::check,
+    book::check,
 ];
 
 /// Checks every rule on all files that git tracks or would track.
