@@ -1,6 +1,6 @@
 //! What the managed path costs: the same training step through Sconce at world 1 and in plain candle.
 //!
-//! The model is a Llama of 7.4 M parameters (hidden 256, 4 layers, 8 heads, vocabulary 4096) on batches of 4 rows of 256
+//! The model is a Llama of 5.3 M parameters (hidden 256, 4 layers, 8 heads, vocabulary 4096) on batches of 4 rows of 256
 //! tokens. Plain and managed steps take turns, the order within a pair alternating; `overhead` is the median of the
 //! pairs' ratios less one. `RAYON_NUM_THREADS` sets the threads of both.
 
@@ -16,7 +16,8 @@ use sconce_examples::models::{Llama, LlamaConfig};
 
 use super::{median, round};
 
-const CONFIG: &str = r#"{
+/// The model of this bench and of [`peers`](super::peers).
+pub(crate) const CONFIG: &str = r#"{
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 256,
     "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8,
     "vocab_size": 4096, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,

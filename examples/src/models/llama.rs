@@ -7,7 +7,8 @@
 use candle_core::{DType, Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 use sconce_core::nn::{
-    Embedding, Linear, RmsNorm, RotaryEmbedding, causal_attention, cross_entropy, embedding, linear_b, rms_norm, swiglu,
+    Embedding, Linear, RmsNorm, RotaryEmbedding, causal_attention, embedding, linear_b, linear_cross_entropy, rms_norm,
+    swiglu,
 };
 use sconce_core::{Unit, unit_of_class};
 
@@ -74,12 +75,17 @@ impl Llama {
     /// If `tokens` is not of that form, holds an id outside the vocabulary, or its sequences are longer than
     /// `max_position_embeddings`.
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+        self.lm_head.forward(&self.hidden(tokens)?)
+    }
+
+    /// What the output layer projects, [batch, sequence, hidden].
+    fn hidden(&self, tokens: &Tensor) -> Result<Tensor> {
         tokens.dims2()?;
         let mut hidden = self.embed_tokens.forward(tokens)?;
         for layer in &self.layers {
             hidden = layer.forward(&hidden)?;
         }
-        self.lm_head.forward(&self.norm.forward(&hidden)?)
+        self.norm.forward(&hidden)
     }
 
     /// Computes the mean cross-entropy of predicting label t+1 from the tokens up to t.
@@ -103,12 +109,14 @@ impl Llama {
                 "sequences have {sequence} tokens, expected at least 2: one to predict from, one to predict"
             );
         }
-        let logits = self.forward(tokens)?.flatten(0, 1)?;
-        // The labels are moved rather than the logits cut: a narrowed view of the logits would be copied, and its
-        // gradient padded back, at the size of the whole vocabulary.
+        let hidden = self.hidden(tokens)?.flatten(0, 1)?;
+        // The labels are moved rather than the rows cut: a narrowed view would be copied, and its gradient padded back.
         let last = Tensor::full(IGNORED_LABEL, (batch, 1), labels.device())?;
         let next = Tensor::cat(&[&labels.to_dtype(DType::I64)?.narrow(1, 1, sequence - 1)?, &last], 1)?;
-        cross_entropy(&logits, &next.flatten_all()?, IGNORED_LABEL)
+        let next = next.flatten_all()?;
+        self.lm_head.run((hidden, next), |lm_head, (hidden, next)| {
+            linear_cross_entropy(lm_head, &hidden, &next, IGNORED_LABEL)
+        })
     }
 }
 

@@ -37,7 +37,7 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor, ignore_index: i64) -> Res
             logits.dims()
         );
     }
-    let targets = targets(labels, vocab, ignore_index)?;
+    let targets = targets(NAME, labels, vocab, ignore_index)?;
     if has_kernel(logits) {
         let count = targets.iter().flatten().count();
         logits.contiguous()?.apply_op1(CrossEntropy {
@@ -51,9 +51,12 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor, ignore_index: i64) -> Res
 }
 
 /// Returns the labels in order, `None` for those to ignore.
-fn targets(labels: &Tensor, vocab: usize, ignore_index: i64) -> Result<Vec<Option<usize>>> {
+pub(super) fn targets(operation: &str, labels: &Tensor, vocab: usize, ignore_index: i64) -> Result<Vec<Option<usize>>> {
     if !matches!(labels.dtype(), DType::U32 | DType::I64) {
-        bail!("{NAME}: expected labels of dtype U32 or I64, got {:?}", labels.dtype());
+        bail!(
+            "{operation}: expected labels of dtype U32 or I64, got {:?}",
+            labels.dtype()
+        );
     }
     let numbers = labels.to_device(&Device::Cpu)?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
     numbers
@@ -63,7 +66,7 @@ fn targets(labels: &Tensor, vocab: usize, ignore_index: i64) -> Result<Vec<Optio
             _ if label == ignore_index => Ok(None),
             Ok(target) if target < vocab => Ok(Some(target)),
             _ => bail!(
-                "{NAME}: expected labels below the vocabulary size {vocab} or equal to ignore_index \
+                "{operation}: expected labels below the vocabulary size {vocab} or equal to ignore_index \
                  {ignore_index}, got {label} at position {position}"
             ),
         })

@@ -1,12 +1,13 @@
-//! The linear layer, for frozen parameters too: candle computes and keeps the gradients of both sides of
-//! a product or a sum, whether anybody wants them or not. A frozen weight costs a third of the layer's
-//! arithmetic, and memory of its own size, for nothing.
+//! The linear layer with a backward of its own on the CPU. Candle computes and keeps the gradients of both sides of a product or
+//! a sum, whether anybody wants them or not: a frozen weight costs a third of the layer's arithmetic, and memory of its own
+//! size, for nothing. And it computes the gradient of a weight's transpose, whose transpose it then adds to zeros element by
+//! element.
 
 use std::sync::Arc;
 
 use candle_core::backend::BackendStorage;
 use candle_core::op::Add;
-use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Module, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, D, DType, Layout, Module, Result, Shape, Tensor, bail};
 use candle_nn::VarBuilder;
 use sconce_zero::Autocast;
 
@@ -144,8 +145,8 @@ impl Module for Linear {
         let is_empty = xs.elem_count() == 0 || self.weight.elem_count() == 0;
         let product = if let Some(layer) = self.fp8.as_ref().filter(|_| !is_empty) {
             fp8_product(xs, &self.weight, layer)?
-        } else if is_frozen(&self.weight) && !is_empty {
-            xs.apply_op1(FrozenProduct(self.weight.clone()))?
+        } else if is_on_cpu(xs) && !is_empty {
+            xs.apply_op2(&self.weight, Product)?
         } else {
             candle_nn::Linear::new(self.weight.clone(), None).forward(xs)?
         };
@@ -157,18 +158,22 @@ impl Module for Linear {
     }
 }
 
-/// Multiplication by the transpose of a weight that gets no gradient, of all rows at once.
-struct FrozenProduct(Tensor);
+/// Multiplication by the transpose of a weight, of all rows at once.
+struct Product;
 
-impl CustomOp1 for FrozenProduct {
+impl CustomOp2 for Product {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn cpu_fwd(&self, xs: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (height, width) = self.0.dims2()?;
-        let lock = CpuTensor::lock(NAME, &self.0);
-        let (weight, weight_layout) = lock.parts()?;
+    fn cpu_fwd(
+        &self,
+        xs: &CpuStorage,
+        layout: &Layout,
+        weight: &CpuStorage,
+        weight_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (height, width) = weight_layout.shape().dims2()?;
         let rows = layout.shape().elem_count() / width;
         let row_layout = match layout.contiguous_offsets() {
             Some((start, _)) => Layout::contiguous_with_offset((rows, width), start),
@@ -183,9 +188,21 @@ impl CustomOp1 for FrozenProduct {
         Ok((product, Shape::from(dims)))
     }
 
-    fn bwd(&self, xs: &Tensor, _result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        let gradient = gradient.flatten_to(D::Minus2)?.matmul(&self.0)?;
-        gradient.reshape(xs.shape()).map(Some)
+    /// `dx = g w` and `dw = gᵀ x`, over all rows; what is not tracked gets none.
+    fn bwd(
+        &self,
+        xs: &Tensor,
+        weight: &Tensor,
+        _result: &Tensor,
+        gradient: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let gradient = gradient.flatten_to(D::Minus2)?;
+        let of_xs = || gradient.matmul(weight)?.reshape(xs.shape());
+        let of_weight = || gradient.t()?.matmul(&xs.flatten_to(D::Minus2)?);
+        Ok((
+            xs.track_op().then(of_xs).transpose()?,
+            weight.track_op().then(of_weight).transpose()?,
+        ))
     }
 }
 

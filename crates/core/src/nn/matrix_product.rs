@@ -55,6 +55,30 @@ pub(super) enum Destination {
 ///
 /// Panics when the sizes do not fit together.
 pub(super) fn multiply(scale: f32, left: Matrix, right: Matrix, mode: Destination, destination: &mut [f32]) {
+    multiply_by(Parallelism::None, scale, left, right, mode, destination);
+}
+
+/// Computes `left * right` into a row-major matrix, on the threads of the current pool; the bits do not depend on their number.
+///
+/// # Panics
+///
+/// As [`multiply`].
+pub(super) fn multiply_on_all_threads(left: Matrix, right: Matrix, mode: Destination, destination: &mut [f32]) {
+    let parallelism = match rayon::current_num_threads() {
+        1 => Parallelism::None,
+        _ => Parallelism::Rayon(0),
+    };
+    multiply_by(parallelism, 1.0, left, right, mode, destination);
+}
+
+fn multiply_by(
+    parallelism: Parallelism,
+    scale: f32,
+    left: Matrix,
+    right: Matrix,
+    mode: Destination,
+    destination: &mut [f32],
+) {
     assert_eq!(left.columns, right.rows, "the inner sizes agree");
     assert_eq!(
         destination.len(),
@@ -91,7 +115,7 @@ pub(super) fn multiply(scale: f32, left: Matrix, right: Matrix, mode: Destinatio
             false,
             false,
             false,
-            Parallelism::None,
+            parallelism,
         );
     }
 }

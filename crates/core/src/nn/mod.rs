@@ -17,6 +17,7 @@
 //! | [`swiglu`] | `silu(gate) · up` |
 //! | [`Dropout`] | the same mask both ways, made from the rank's random state; in any dtype |
 //! | [`cross_entropy`] | no `[n, vocab]` temporaries but the gradient |
+//! | [`linear_cross_entropy()`] | that of a linear layer's results, which never exist together |
 //!
 //! On the CPU they are fused kernels for `f32` and `bf16`, which compute in `f32` and round once. Their
 //! results have the same bits for any number of threads and, but for the matrix products inside
@@ -53,6 +54,7 @@ mod heads;
 mod lanes;
 mod layer_norm;
 mod linear;
+mod linear_cross_entropy;
 mod lora;
 #[allow(unsafe_code, reason = "gemm takes raw pointers; the module page has the proof")]
 mod matrix_product;
@@ -70,6 +72,7 @@ pub use element::as_compositions;
 pub use embedding::{Embedding, embedding};
 pub use layer_norm::{LayerNorm, layer_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
+pub use linear_cross_entropy::linear_cross_entropy;
 pub(crate) use lora::is_adapter_name;
 pub use lora::{LoraLinear, LoraOptions, lora_linear};
 pub use rms_norm::{RmsNorm, rms_norm};

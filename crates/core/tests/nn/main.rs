@@ -7,6 +7,7 @@ mod dropout;
 mod embedding;
 mod layer_norm;
 mod linear;
+mod linear_cross_entropy;
 mod lora;
 mod mixed_dtypes;
 mod oracle;
