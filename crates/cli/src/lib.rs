@@ -9,9 +9,12 @@
 mod checkpoint;
 mod cli;
 mod command_error;
+mod completions;
 mod env;
 mod launch;
+mod man;
 mod merge_weights;
+mod panic_report;
 mod report;
 mod terminal;
 
