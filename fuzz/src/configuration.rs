@@ -1,0 +1,33 @@
+//! Configuration files: any text is a configuration or an error, and what is read is written so that it is read again.
+
+use sconce_core::config::{Configuration, Format};
+
+const FORMATS: [Format; 3] = [Format::Yaml, Format::Json, Format::Toml];
+
+/// Reads a text in every format.
+pub fn run(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    for format in FORMATS {
+        match Configuration::parse(text, "run", format) {
+            Ok(configuration) => check(&configuration),
+            Err(error) => assert!(error.to_string().contains("run"), "{error} names no file"),
+        }
+    }
+}
+
+fn check(configuration: &Configuration) {
+    for warning in configuration.warnings() {
+        assert!(!warning.to_string().is_empty());
+    }
+    let _ = configuration.paradigm().map_err(|error| error.to_string());
+    for format in FORMATS {
+        let written = configuration.to_text(format, &|setting| Some(setting.about.to_owned()));
+        let again = Configuration::parse(&written, "again", format)
+            .unwrap_or_else(|error| panic!("{error}: is in what was written of {configuration:?}:\n{written}"));
+        let values = |configuration: &Configuration| {
+            let values = configuration.iter().map(|(setting, configured)| (setting.path, configured.value.to_string()));
+            Vec::from_iter(values)
+        };
+        assert_eq!(values(&again), values(configuration), "{written}");
+    }
+}
