@@ -66,7 +66,7 @@ impl ProgramSettings {
             .and_then(|flags| flags.config_file.as_deref());
         let file = match (&self.deepspeed, named) {
             (Some(config), _) => Some(config.clone()),
-            (None, Some(path)) => Some(DeepSpeedConfig::read(path, Validation::Lenient)?),
+            (None, Some(path)) => Some(DeepSpeedConfig::read_or_decode(path, Validation::Lenient)?),
             (None, None) => None,
         };
         let said = Said::new(self, variables, file.is_some())?;
