@@ -23,12 +23,16 @@
 //! ```
 
 mod configuration;
+mod default_file;
 mod document;
 mod error;
 mod foreign_keys;
+mod fsdp2;
 mod inline_deepspeed;
+mod layers;
 mod origin;
 mod read;
+mod schema;
 mod setting;
 mod settings;
 mod toml_text;
@@ -38,9 +42,12 @@ mod write;
 mod yaml;
 
 pub use configuration::{Configuration, Configured, Paradigm};
+pub use default_file::default_file;
 pub use document::Format;
 pub use error::ConfigurationError;
+pub use fsdp2::Converted;
 pub use origin::{Origin, Place};
+pub use schema::schema;
 pub use setting::Setting;
 pub use settings::{
     ACCUMULATION_STEPS, DEEPSPEED, DEEPSPEED_FILE, DISTRIBUTED_TYPE, FP8, FSDP, MPIRUN, PARALLELISM, SCONCE, SETTINGS,

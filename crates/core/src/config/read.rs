@@ -114,14 +114,15 @@ impl Reader<'_> {
                 });
             }
         };
-        if section == DEEPSPEED {
-            let given = entries.iter().filter(|(_, value)| *value != Node::Null);
-            into.deepspeed_fields = given.map(|(key, _)| key.clone()).collect();
-        }
         let (inline, others) = match section {
             DEEPSPEED => inline_deepspeed::split(entries),
             _ => (None, entries.clone()),
         };
+        if section == DEEPSPEED {
+            let file = inline.iter().map(|_| "deepspeed_config_file".to_owned());
+            let given = others.iter().filter(|(_, value)| *value != Node::Null);
+            into.deepspeed_fields = file.chain(given.map(|(key, _)| key.clone())).collect();
+        }
         for (key, value) in &others {
             let place = self.document.place(&format!("{section}.{key}"));
             let path = format!("{section}.{key}");
