@@ -26,8 +26,14 @@ pub fn run(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let lenient = DeepSpeedConfig::parse(text, "ds.json", Validation::Lenient);
     if let Ok(strict) = DeepSpeedConfig::parse(text, "ds.json", Validation::Strict) {
-        let lenient = lenient.as_ref().expect("what is right by the strict rule is right by the other");
-        assert_eq!(strict.warnings().len(), lenient.warnings().len(), "the strict rule drops no warning");
+        let lenient = lenient
+            .as_ref()
+            .expect("what is right by the strict rule is right by the other");
+        assert_eq!(
+            strict.warnings().len(),
+            lenient.warnings().len(),
+            "the strict rule drops no warning"
+        );
     }
     let config = match lenient {
         Ok(config) => config,
@@ -39,9 +45,13 @@ pub fn run(data: &[u8]) {
     for ranks in [1, 8, u64::MAX] {
         let _ = config.batch_sizes(ranks).map_err(|error| error.to_string());
     }
-    let _ = config.fill_known(&AutoValues::default()).map_err(|error| error.to_string());
+    let _ = config
+        .fill_known(&AutoValues::default())
+        .map_err(|error| error.to_string());
     if let Ok(filled) = config.fill(&program()) {
-        let again = filled.fill(&program()).expect("what is filled has nothing left to fill");
+        let again = filled
+            .fill(&program())
+            .expect("what is filled has nothing left to fill");
         assert_eq!(format!("{filled:?}"), format!("{again:?}"));
     }
 }

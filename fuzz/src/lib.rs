@@ -3,6 +3,7 @@
 //! `crates/cli/tests/fuzz_targets` compiles these files too and runs them over their seeds, so that they stay true of the
 //! code without nightly and libFuzzer.
 
+pub mod configuration;
 pub mod deepspeed_json;
 pub mod environment;
 pub mod store_connection;

@@ -32,7 +32,9 @@ static INPUTS: AtomicU64 = AtomicU64::new(0);
 
 /// Sends bytes to a store. The first says whether the connection is authenticated before.
 pub fn run(data: &[u8]) {
-    let Some((&kind, sent)) = data.split_first() else { return };
+    let Some((&kind, sent)) = data.split_first() else {
+        return;
+    };
     let address = STORE.server.address();
     let stream = if kind % 2 == 0 {
         TcpStream::connect(address).ok()

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::panic_report::reporting_panics;
-use crate::{checkpoint, completions, env, launch, man, merge_weights, report};
+use crate::{checkpoint, completions, config, env, launch, man, merge_weights, report};
 
 const CONVENTIONS: &str = "\
 Exit codes: 0 done; 1 the work failed; 2 the command line or a file that it names is wrong; 101 a bug in sconce.
@@ -33,6 +33,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Launch(Box<launch::Arguments>),
+    Config(config::Arguments),
     Checkpoint(checkpoint::Arguments),
     MergeWeights(merge_weights::Arguments),
     Env(env::Arguments),
@@ -56,6 +57,7 @@ pub fn run() -> ExitCode {
 fn parse_and_run() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Launch(arguments) => launch::run(&arguments),
+        Command::Config(arguments) => config::run(&arguments),
         Command::Checkpoint(arguments) => checkpoint::run(&arguments),
         Command::MergeWeights(arguments) => merge_weights::run(&arguments),
         Command::Env(arguments) => env::run(&arguments),

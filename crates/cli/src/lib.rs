@@ -10,6 +10,7 @@ mod checkpoint;
 mod cli;
 mod command_error;
 mod completions;
+mod config;
 mod env;
 mod launch;
 mod man;

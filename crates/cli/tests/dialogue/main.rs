@@ -12,7 +12,11 @@ use terminal::{BACKSPACE, CTRL_C, DOWN, ENTER, ESCAPE, Terminal};
 
 fn config(file: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sconce"));
-    command.arg("config").arg("--config_file").arg(file).env_remove("NO_COLOR");
+    command
+        .arg("config")
+        .arg("--config_file")
+        .arg(file)
+        .env_remove("NO_COLOR");
     command
 }
 
@@ -26,11 +30,18 @@ fn new_file() -> (tempfile::TempDir, PathBuf) {
 /// Runs the dialogue with these lines as answers.
 fn over_a_pipe(file: &Path, answers: &[&str]) -> Output {
     let mut command = config(file);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut process = command.spawn().unwrap();
     let lines = answers.iter().map(|answer| format!("{answer}\n"));
     // It may have ended before all is written.
-    let _ = process.stdin.take().unwrap().write_all(String::from_iter(lines).as_bytes());
+    let _ = process
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(String::from_iter(lines).as_bytes());
     process.wait_with_output().unwrap()
 }
 
@@ -49,7 +60,9 @@ fn said(file: &Path, paths: &[&str]) -> Vec<String> {
 /// The names of all that lies beside the file.
 fn beside(file: &Path) -> Vec<String> {
     let entries = fs::read_dir(file.parent().unwrap()).unwrap();
-    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
 }
 
 #[test]
@@ -61,7 +74,10 @@ fn menus_on_a_terminal_make_a_file() {
     terminal.answer("How many ranks", &[BACKSPACE, "4x", ENTER]);
     terminal.wait_for("expected a whole number from 1");
     terminal.type_in(&[BACKSPACE, ENTER]);
-    terminal.answer("Where do parameters, gradients and optimizer state live?", &[DOWN, ENTER]);
+    terminal.answer(
+        "Where do parameters, gradients and optimizer state live?",
+        &[DOWN, ENTER],
+    );
     terminal.answer("Is there a DeepSpeed configuration?", &[ENTER]);
     terminal.answer("What is sharded?", &[DOWN, ENTER]);
     // Stage 3 is proposed when it is gone back to, and is what a plain Enter takes.
@@ -92,7 +108,10 @@ fn menus_on_a_terminal_make_a_file() {
         "sconce_config.gradient_accumulation_steps",
         "fsdp_config.fsdp_version",
     ];
-    assert_eq!(said(&file, &paths), ["DEEPSPEED", "4", "true", "bf16", "3", "cpu", "none", "8", "-"]);
+    assert_eq!(
+        said(&file, &paths),
+        ["DEEPSPEED", "4", "true", "bf16", "3", "cpu", "none", "8", "-"]
+    );
     assert_eq!(beside(&file), ["run.yaml"]);
 }
 
@@ -109,7 +128,11 @@ fn ctrl_c_leaves_the_terminal_and_the_file_as_they_were() {
     let (status, is_usable) = terminal.ended();
     assert_eq!(status.code(), Some(1));
     assert!(is_usable, "{}", terminal.text());
-    assert!(!terminal.text().contains("\x1b[38;5;"), "NO_COLOR: {:?}", terminal.text());
+    assert!(
+        !terminal.text().contains("\x1b[38;5;"),
+        "NO_COLOR: {:?}",
+        terminal.text()
+    );
     assert_eq!(fs::read_to_string(&file).unwrap(), "num_processes: 3 # mine\n");
 }
 
@@ -117,17 +140,26 @@ fn ctrl_c_leaves_the_terminal_and_the_file_as_they_were() {
 fn lines_from_a_pipe_make_a_file() {
     let (_folder, file) = new_file();
     // By number, by name, with a wrong answer and a way back; empty lines take what is proposed.
-    let answers = [
-        "1", "cpu", "two", "2", "3", "back", "fsdp", "", "", "3", "1", "", "Block,Head", "yes", "n", "", "bf16", "", "no", "yes",
-    ];
+    let answers = "1|cpu|two|2|3|back|fsdp|2||3|1||Block,Head|yes|n||bf16||no|yes";
+    let answers = Vec::from_iter(answers.split('|'));
     let output = over_a_pipe(&file, &answers);
     let stderr = text(&output.stderr);
     assert!(output.status.success(), "{stderr}");
-    assert!(stderr.contains("\nWhere do the ranks run?\n  1) on this machine\n"), "{stderr}");
+    assert!(
+        stderr.contains("\nWhere do the ranks run?\n  1) on this machine\n"),
+        "{stderr}"
+    );
     assert!(stderr.contains("\"two\": expected a whole number from 1\n"), "{stderr}");
-    assert!(stderr.contains("2 ranks cannot be divided into 3 equal groups"), "{stderr}");
+    assert!(stderr.contains("\n  2) FSDP2's (version 2)\n"), "{stderr}");
+    assert!(
+        stderr.contains("2 ranks cannot be divided into 3 equal groups"),
+        "{stderr}"
+    );
     assert!(!stderr.contains('\x1b'), "{stderr}");
-    assert!(text(&output.stdout).starts_with(&format!("wrote {}\n", file.display())), "{output:?}");
+    assert!(
+        text(&output.stdout).starts_with(&format!("wrote {}\n", file.display())),
+        "{output:?}"
+    );
     let paths = [
         "distributed_type",
         "num_processes",
@@ -137,7 +169,10 @@ fn lines_from_a_pipe_make_a_file() {
         "fsdp_config.fsdp_activation_checkpointing",
         "fsdp_config.fsdp_offload_params",
     ];
-    assert_eq!(said(&file, &paths), ["FSDP", "2", "bf16", "2", "Block,Head", "true", "false"]);
+    assert_eq!(
+        said(&file, &paths),
+        ["FSDP", "2", "bf16", "2", "Block,Head", "true", "false"]
+    );
 }
 
 #[test]
@@ -186,11 +221,16 @@ fn an_input_that_ends_or_quits_writes_nothing() {
     let (_folder, file) = new_file();
     let ended = over_a_pipe(&file, &["1", "cpu"]);
     assert_eq!(ended.status.code(), Some(1));
-    let message = "error: the input ended at the question \"How many ranks, over all machines?\"; nothing was written\n";
+    let message =
+        "error: the input ended at the question \"How many ranks, over all machines?\"; nothing was written\n";
     assert!(text(&ended.stderr).contains(message), "{}", text(&ended.stderr));
     let quit = over_a_pipe(&file, &["1", "quit"]);
     assert_eq!(quit.status.code(), Some(1));
-    assert!(text(&quit.stderr).ends_with("nothing was written\n"), "{}", text(&quit.stderr));
+    assert!(
+        text(&quit.stderr).ends_with("nothing was written\n"),
+        "{}",
+        text(&quit.stderr)
+    );
     assert_eq!(beside(&file), [""; 0]);
 }
 

@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
-pub const DOWN: &str = "\x1b[B";
-pub const ENTER: &str = "\r";
-pub const ESCAPE: &str = "\x1b";
-pub const BACKSPACE: &str = "\x7f";
-pub const CTRL_C: &str = "\x03";
+pub(crate) const DOWN: &str = "\x1b[B";
+pub(crate) const ENTER: &str = "\r";
+pub(crate) const ESCAPE: &str = "\x1b";
+pub(crate) const BACKSPACE: &str = "\x7f";
+pub(crate) const CTRL_C: &str = "\x03";
 const PATIENCE: Duration = Duration::from_secs(60);
 
-pub struct Terminal {
+pub(crate) struct Terminal {
     ours: File,
     /// Keeps the terminal there when the program has gone, so that its state can be asked for.
     theirs: File,
@@ -31,7 +31,7 @@ pub struct Terminal {
 
 impl Terminal {
     /// Starts a program on a terminal of 24 lines of 100 columns.
-    pub fn start(mut command: Command) -> Self {
+    pub(crate) fn start(mut command: Command) -> Self {
         let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&ours).unwrap();
         unlockpt(&ours).unwrap();
@@ -45,7 +45,11 @@ impl Terminal {
         let name = PathBuf::from(ptsname(&ours, Vec::new()).unwrap().into_string().unwrap());
         let theirs = File::options().read(true).write(true).open(name).unwrap();
         let end = || OwnedFd::from(theirs.try_clone().unwrap());
-        command.env("TERM", "xterm-256color").stdin(end()).stdout(end()).stderr(end());
+        command
+            .env("TERM", "xterm-256color")
+            .stdin(end())
+            .stdout(end())
+            .stderr(end());
         let program = command.spawn().unwrap();
 
         let mut reader = File::from(ours.try_clone().unwrap());
@@ -68,14 +72,17 @@ impl Terminal {
     }
 
     /// Waits until the program has written `text` since what was last waited for.
-    pub fn wait_for(&mut self, text: &str) {
+    pub(crate) fn wait_for(&mut self, text: &str) {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(at) = self.text[self.seen..].find(text) {
                 self.seen += at + text.len();
                 return;
             }
-            match self.output.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            match self
+                .output
+                .recv_timeout(deadline.saturating_duration_since(Instant::now()))
+            {
                 Ok(piece) => self.text += &String::from_utf8_lossy(&piece),
                 Err(_) => panic!("no {text:?} after\n{:?}", &self.text[self.seen..]),
             }
@@ -83,16 +90,16 @@ impl Terminal {
     }
 
     /// What has been written so far.
-    pub fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         &self.text
     }
 
-    pub fn type_in(&mut self, keys: &[&str]) {
+    pub(crate) fn type_in(&mut self, keys: &[&str]) {
         self.ours.write_all(keys.concat().as_bytes()).unwrap();
     }
 
     /// Waits for a question, then types.
-    pub fn answer(&mut self, question: &str, keys: &[&str]) {
+    pub(crate) fn answer(&mut self, question: &str, keys: &[&str]) {
         self.wait_for(question);
         // The line below a question is drawn last.
         self.wait_for("Ctrl-C quits");
@@ -100,7 +107,7 @@ impl Terminal {
     }
 
     /// Waits for the program's end; says whether it left the terminal as a shell needs it.
-    pub fn ended(&mut self) -> (ExitStatus, bool) {
+    pub(crate) fn ended(&mut self) -> (ExitStatus, bool) {
         let status = self.program.wait().unwrap();
         let modes = tcgetattr(&self.theirs).unwrap().local_modes;
         (status, modes.contains(LocalModes::ICANON | LocalModes::ECHO))

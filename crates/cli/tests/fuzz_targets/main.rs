@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+// Public to the targets.
+#[allow(unreachable_pub)]
 #[path = "../../../../fuzz/src/lib.rs"]
 mod targets;
 
@@ -40,6 +42,18 @@ fn run_over(target: fn(&[u8]), folders: &[&str], changes: usize) {
             target(&changed);
         }
     }
+}
+
+#[test]
+fn configuration() {
+    let fixtures = "crates/core/tests/fixtures";
+    let configurations = format!("{fixtures}/configurations");
+    let folders = [
+        &configurations[..],
+        &format!("{fixtures}/deepspeed/valid"),
+        "fuzz/seeds/configuration",
+    ];
+    run_over(targets::configuration::run, &folders, 16);
 }
 
 #[test]

@@ -31,6 +31,8 @@ impl Answers {
         self.0.remove(key)
     }
 
+    /// All, in the order of their keys.
+    #[cfg(test)]
     pub(super) fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.0.iter().map(|(key, answer)| (*key, answer.as_str()))
     }

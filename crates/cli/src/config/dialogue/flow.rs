@@ -98,7 +98,8 @@ mod tests {
 
     impl Ask for Planned {
         fn ask(&mut self, prompt: &Prompt<'_>) -> Result<Reply, CommandError> {
-            self.seen.push(format!("{} {}", prompt.text, prompt.default.unwrap_or("-")));
+            self.seen
+                .push(format!("{} {}", prompt.text, prompt.default.unwrap_or("-")));
             Ok(self.replies.pop_front().unwrap())
         }
 
@@ -123,7 +124,12 @@ mod tests {
             replies: replies.iter().map(reply).collect(),
             seen: Vec::new(),
         };
-        let known = |key: &str| known.iter().find(|(of, _)| *of == key).map(|(_, value)| (*value).to_owned());
+        let known = |key: &str| {
+            known
+                .iter()
+                .find(|(of, _)| *of == key)
+                .map(|(_, value)| (*value).to_owned())
+        };
         let course = Course {
             questions: QUESTIONS,
             known: &known,

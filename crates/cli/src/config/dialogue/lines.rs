@@ -33,12 +33,16 @@ impl<Input: BufRead, Output: Write> Lines<Input, Output> {
 
     /// That nobody reads the questions is no reason to stop.
     fn write(&mut self, text: &str) {
-        let _ = self.output.write_all(text.as_bytes()).and_then(|()| self.output.flush());
+        let _ = self
+            .output
+            .write_all(text.as_bytes())
+            .and_then(|()| self.output.flush());
     }
 
     /// The next line without blanks around it.
     fn read(&mut self, question: &str) -> Result<String, CommandError> {
-        let unread = |reason: io::Error| CommandError::failure(format!("cannot read an answer: {reason}; nothing was written"));
+        let unread =
+            |reason: io::Error| CommandError::failure(format!("cannot read an answer: {reason}; nothing was written"));
         let mut line = String::new();
         let read = self.input.by_ref().take(LONGEST).read_line(&mut line).map_err(unread)?;
         if read == 0 {
@@ -58,8 +62,8 @@ impl<Input: BufRead, Output: Write> Ask for Lines<Input, Output> {
     fn ask(&mut self, prompt: &Prompt<'_>) -> Result<Reply, CommandError> {
         let mut question = format!("\n{}\n", prompt.text);
         if let Form::Menu(choices) = prompt.form {
-            for (index, choice) in choices.iter().enumerate() {
-                question += &format!("  {}) {}\n", index + 1, choice.label);
+            for (number, choice) in numbered(choices) {
+                question += &format!("  {number}) {}\n", choice.label);
             }
         }
         let default = prompt.default.map(|default| match prompt.form {
@@ -91,24 +95,87 @@ impl<Input: BufRead, Output: Write> Ask for Lines<Input, Output> {
     }
 }
 
-/// The number by which people choose a value.
-fn number_of(choices: &[Choice], value: &str) -> String {
-    let index = choices.iter().position(|choice| choice.value == value);
-    index.map_or_else(|| shown(value), |index| (index + 1).to_string())
+/// The choices with the numbers by which people choose them: their values where these are numbers, else from 1.
+fn numbered(choices: &[Choice]) -> Vec<(String, &Choice)> {
+    let are_numbers = choices.iter().all(|choice| choice.value.parse::<u64>().is_ok());
+    let number = |index: usize, choice: &Choice| match are_numbers {
+        true => choice.value.to_owned(),
+        false => (index + 1).to_string(),
+    };
+    choices
+        .iter()
+        .enumerate()
+        .map(|(index, choice)| (number(index, choice), choice))
+        .collect()
 }
 
+fn number_of(choices: &[Choice], value: &str) -> String {
+    let mut numbered = numbered(choices).into_iter();
+    let found = numbered.find(|(_, choice)| choice.value == value);
+    found.map_or_else(|| shown(value), |(number, _)| number)
+}
+
+/// Finds the choice of this number, value, or only beginning of a value or label.
 fn chosen(choices: &[Choice], line: &str) -> Result<String, String> {
-    // A name comes first: stages of ZeRO are numbers.
-    let named = choices.iter().find(|choice| {
-        let label = choice.label.split_once(':').map_or(choice.label, |(name, _)| name);
-        choice.value.eq_ignore_ascii_case(line) || label.eq_ignore_ascii_case(line)
-    });
-    let numbered = || line.parse::<usize>().ok().and_then(|number| choices.get(number.checked_sub(1)?));
-    match named.or_else(numbered) {
-        Some(choice) => Ok(choice.value.to_owned()),
-        None => {
-            let names = Vec::from_iter(choices.iter().map(|choice| choice.value)).join(", ");
-            Err(format!("expected a number from 1 to {}, or one of {names}", choices.len()))
+    let numbered = numbered(choices);
+    let by_number = numbered
+        .iter()
+        .find(|(number, _)| number == line)
+        .map(|(_, choice)| *choice);
+    let by_value = || choices.iter().find(|choice| choice.value.eq_ignore_ascii_case(line));
+    let begins = |text: &str| {
+        text.get(..line.len())
+            .is_some_and(|start| start.eq_ignore_ascii_case(line))
+    };
+    let by_beginning = || {
+        let mut fitting = choices
+            .iter()
+            .filter(|choice| begins(choice.value) || begins(choice.label));
+        fitting.next().filter(|_| !line.is_empty() && fitting.next().is_none())
+    };
+    let found = by_number.or_else(by_value).or_else(by_beginning);
+    found.map(|choice| choice.value.to_owned()).ok_or_else(|| {
+        let numbers = Vec::from_iter(numbered.into_iter().map(|(number, _)| number)).join(", ");
+        format!("expected one of {numbers}, or how a choice begins")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::question::choice;
+    use super::*;
+
+    #[test]
+    fn choices_are_taken_by_number_value_or_beginning() {
+        let yes_or_no = [choice("true", "yes"), choice("false", "no")];
+        let names = [
+            choice("NO_SHARD", "NO_SHARD: nothing"),
+            choice("NO_WRAP", "NO_WRAP: none"),
+        ];
+        let stages = [choice("0", "nothing"), choice("1", "some"), choice("2", "all")];
+        for (choices, line, expected) in [
+            (&yes_or_no[..], "1", "true"),
+            (&yes_or_no, "n", "false"),
+            (&yes_or_no, "YES", "true"),
+            (&yes_or_no, "False", "false"),
+            (&names, "2", "NO_WRAP"),
+            (&names, "no_sh", "NO_SHARD"),
+            // A stage's number is its own, whatever its place is.
+            (&stages, "2", "2"),
+            (&stages, "0", "0"),
+        ] {
+            assert_eq!(chosen(choices, line).as_deref(), Ok(expected), "{line}");
         }
+        for (choices, line) in [
+            (&names[..], "no_"),
+            (&names, ""),
+            (&names, "3"),
+            (&stages, "3"),
+            (&yes_or_no, "ü"),
+        ] {
+            assert!(chosen(choices, line).is_err(), "{line}");
+        }
+        assert_eq!(number_of(&stages, "2"), "2");
+        assert_eq!(number_of(&names, "NO_WRAP"), "2");
     }
 }

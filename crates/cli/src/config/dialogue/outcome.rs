@@ -5,8 +5,8 @@ use sconce_core::config::{DEEPSPEED_FILE, DISTRIBUTED_TYPE, setting};
 use super::answers::Answers;
 use super::question::NONE;
 use super::questions::{
-    ANSWERS, CPU, CUDA, DEVICE, FILE, FSDP, HERE, MACHINES, MORE, MPI, PLACE, QUESTIONS, REPLICAS, REPLICATED, RESTARTS,
-    SHARDING, SOURCE, THREADS, ZERO,
+    ANSWERS, CPU, CUDA, DEVICE, FILE, FSDP, HERE, MACHINES, MORE, MPI, PLACE, QUESTIONS, REPLICAS, REPLICATED,
+    RESTARTS, SHARDING, SOURCE, THREADS, ZERO,
 };
 
 const BACKEND: &str = "sconce_config.backend";
@@ -105,7 +105,10 @@ pub(super) fn check(answers: &Answers) -> Result<(), String> {
     let machines = answers.text("num_machines").rsplit(':').next();
     if let Some(machines) = machines.and_then(|machines| machines.parse::<u64>().ok()) {
         if number("machine_rank").is_some_and(|machine| machine >= machines) {
-            return Err(format!("machines count from 0, so the last of {machines} is {}", machines - 1));
+            return Err(format!(
+                "machines count from 0, so the last of {machines} is {}",
+                machines - 1
+            ));
         }
         if number("num_processes").is_some_and(|ranks| ranks < machines) {
             return Err(format!("{machines} machines need {machines} ranks or more"));

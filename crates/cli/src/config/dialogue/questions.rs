@@ -63,12 +63,18 @@ pub(super) const QUESTIONS: &[Question] = &[
         ],
     )
     .proposing(HERE),
-    Question::typed("num_machines", "How many machines? (MIN:MAX if some may leave and return)")
-        .when(|answers| answers.is(PLACE, MACHINES))
-        .proposing("2"),
-    Question::typed("machine_rank", "Which of them is this, from 0? (--machine_rank says otherwise)")
-        .when(|answers| answers.is(PLACE, MACHINES))
-        .proposing("0"),
+    Question::typed(
+        "num_machines",
+        "How many machines? (MIN:MAX if some may leave and return)",
+    )
+    .when(|answers| answers.is(PLACE, MACHINES))
+    .proposing("2"),
+    Question::typed(
+        "machine_rank",
+        "Which of them is this, from 0? (--machine_rank says otherwise)",
+    )
+    .when(|answers| answers.is(PLACE, MACHINES))
+    .proposing("0"),
     Question::typed("main_process_ip", "Which address has machine 0?").when(|answers| answers.is(PLACE, MACHINES)),
     Question::typed("main_process_port", "Which port is free there?")
         .when(|answers| answers.is(PLACE, MACHINES))
@@ -81,7 +87,10 @@ pub(super) const QUESTIONS: &[Question] = &[
         "How do the machines get their numbers?",
         &[
             choice("static", "static: as said here, on each machine"),
-            choice("c10d", "c10d: in the order in which they come, again after each failure"),
+            choice(
+                "c10d",
+                "c10d: in the order in which they come, again after each failure",
+            ),
         ],
     )
     .when(|answers| answers.is(PLACE, MACHINES))
@@ -89,8 +98,11 @@ pub(super) const QUESTIONS: &[Question] = &[
         let elastic = answers.text("num_machines").contains(':');
         Some(if elastic { "c10d" } else { "static" }.to_owned())
     }),
-    Question::optional("mpirun_config.mpirun_hostfile", "Which file has mpirun's hosts? (none: the batch system says)")
-        .when(|answers| answers.is(PLACE, MPI)),
+    Question::optional(
+        "mpirun_config.mpirun_hostfile",
+        "Which file has mpirun's hosts? (none: the batch system says)",
+    )
+    .when(|answers| answers.is(PLACE, MPI)),
     Question::menu(
         DEVICE,
         "What do the ranks compute on?",
@@ -100,17 +112,28 @@ pub(super) const QUESTIONS: &[Question] = &[
     Question::menu(
         "sconce_config.backend",
         "What carries data between the GPUs?",
-        &[choice("nccl", "nccl: NVIDIA's library"), choice("shm", "shm: the memory of this machine")],
+        &[
+            choice("nccl", "nccl: NVIDIA's library"),
+            choice("shm", "shm: the memory of this machine"),
+        ],
     )
     .when(|answers| answers.is(DEVICE, CUDA) && answers.is(PLACE, HERE))
     .proposing("nccl"),
     Question::typed("num_processes", "How many ranks, over all machines?").proposing_from(|answers| {
         let machines = answers.text("num_machines").rsplit(':').next();
-        Some(machines.filter(|machines| !machines.is_empty()).unwrap_or("1").to_owned())
+        Some(
+            machines
+                .filter(|machines| !machines.is_empty())
+                .unwrap_or("1")
+                .to_owned(),
+        )
     }),
-    Question::typed("gpu_ids", "Which GPUs of this machine? (numbers with commas between, or all)")
-        .when(|answers| answers.is(DEVICE, CUDA) && answers.is(PLACE, HERE))
-        .proposing("all"),
+    Question::typed(
+        "gpu_ids",
+        "Which GPUs of this machine? (numbers with commas between, or all)",
+    )
+    .when(|answers| answers.is(DEVICE, CUDA) && answers.is(PLACE, HERE))
+    .proposing("all"),
     Question::menu(
         SHARDING,
         "Where do parameters, gradients and optimizer state live?",
@@ -134,10 +157,10 @@ pub(super) const QUESTIONS: &[Question] = &[
         STAGE,
         "What is sharded?",
         &[
-            choice("0", "0: nothing"),
-            choice("1", "1: optimizer state"),
-            choice("2", "2: optimizer state and gradients"),
-            choice("3", "3: optimizer state, gradients and parameters"),
+            choice("0", "nothing (stage 0)"),
+            choice("1", "optimizer state (stage 1)"),
+            choice("2", "optimizer state and gradients (stage 2)"),
+            choice("3", "optimizer state, gradients and parameters (stage 3)"),
         ],
     )
     .when(|answers| answers.is(SOURCE, ANSWERS))
@@ -150,18 +173,28 @@ pub(super) const QUESTIONS: &[Question] = &[
         .proposing("none"),
     Question::typed(OPTIMIZER_FOLDER, "In which folder, which is there already?")
         .when(|answers| answers.is(OPTIMIZER_DEVICE, NVME)),
-    Question::menu(PARAMETER_DEVICE, "Where are parameters kept while nobody needs them?", ANYWHERE)
-        .when(|answers| answers.is(STAGE, "3"))
-        .proposing("none"),
-    Question::typed("deepspeed_config.offload_param_nvme_path", "In which folder, which is there already?")
-        .when(|answers| answers.is(PARAMETER_DEVICE, NVME))
-        .proposing_from(|answers| {
-            let folder = answers.text(OPTIMIZER_FOLDER);
-            (!folder.is_empty()).then(|| folder.to_owned())
-        }),
-    Question::typed("deepspeed_config.gradient_clipping", "To which norm are gradients clipped? (0: they are not)")
-        .when(|answers| answers.is(SOURCE, ANSWERS))
-        .proposing("1.0"),
+    Question::menu(
+        PARAMETER_DEVICE,
+        "Where are parameters kept while nobody needs them?",
+        ANYWHERE,
+    )
+    .when(|answers| answers.is(STAGE, "3"))
+    .proposing("none"),
+    Question::typed(
+        "deepspeed_config.offload_param_nvme_path",
+        "In which folder, which is there already?",
+    )
+    .when(|answers| answers.is(PARAMETER_DEVICE, NVME))
+    .proposing_from(|answers| {
+        let folder = answers.text(OPTIMIZER_FOLDER);
+        (!folder.is_empty()).then(|| folder.to_owned())
+    }),
+    Question::typed(
+        "deepspeed_config.gradient_clipping",
+        "To which norm are gradients clipped? (0: they are not)",
+    )
+    .when(|answers| answers.is(SOURCE, ANSWERS))
+    .proposing("1.0"),
     Question::yes_or_no(
         "deepspeed_config.zero3_save_16bit_model",
         "Are whole weights gathered when the model is saved?",
@@ -171,7 +204,10 @@ pub(super) const QUESTIONS: &[Question] = &[
     Question::menu(
         VERSION,
         "Whose names and defaults hold?",
-        &[choice("2", "2: those of FSDP2"), choice("1", "1: those of the first FSDP")],
+        &[
+            choice("2", "FSDP2's (version 2)"),
+            choice("1", "the first FSDP's (version 1)"),
+        ],
     )
     .when(|answers| answers.is(SHARDING, FSDP))
     .proposing("2"),
@@ -181,8 +217,14 @@ pub(super) const QUESTIONS: &[Question] = &[
         &[
             choice("FULL_SHARD", "FULL_SHARD: optimizer state, gradients and parameters"),
             choice("SHARD_GRAD_OP", "SHARD_GRAD_OP: parameters only between steps"),
-            choice("HYBRID_SHARD", "HYBRID_SHARD: FULL_SHARD among a host's ranks; hosts are replicas"),
-            choice("HYBRID_SHARD_ZERO2", "HYBRID_SHARD_ZERO2: SHARD_GRAD_OP among a host's ranks"),
+            choice(
+                "HYBRID_SHARD",
+                "HYBRID_SHARD: FULL_SHARD among a host's ranks; hosts are replicas",
+            ),
+            choice(
+                "HYBRID_SHARD_ZERO2",
+                "HYBRID_SHARD_ZERO2: SHARD_GRAD_OP among a host's ranks",
+            ),
             choice("NO_SHARD", "NO_SHARD: nothing"),
         ],
     )
@@ -201,8 +243,14 @@ pub(super) const QUESTIONS: &[Question] = &[
         POLICY,
         "Which parts of the model are gathered together?",
         &[
-            choice("TRANSFORMER_BASED_WRAP", "TRANSFORMER_BASED_WRAP: its blocks, or classes that I name"),
-            choice("SIZE_BASED_WRAP", "SIZE_BASED_WRAP: parts from a number of parameters on"),
+            choice(
+                "TRANSFORMER_BASED_WRAP",
+                "TRANSFORMER_BASED_WRAP: its blocks, or classes that I name",
+            ),
+            choice(
+                "SIZE_BASED_WRAP",
+                "SIZE_BASED_WRAP: parts from a number of parameters on",
+            ),
             choice("NO_WRAP", "NO_WRAP: none, parameters stay whole"),
         ],
     )
@@ -221,8 +269,11 @@ pub(super) const QUESTIONS: &[Question] = &[
         "Do parts compute again in the backward, to save memory?",
     )
     .when(|answers| answers.is(SHARDING, FSDP)),
-    Question::yes_or_no("fsdp_config.fsdp_offload_params", "Are shares and optimizer state kept in the host's memory?")
-        .when(|answers| answers.is(SHARDING, FSDP)),
+    Question::yes_or_no(
+        "fsdp_config.fsdp_offload_params",
+        "Are shares and optimizer state kept in the host's memory?",
+    )
+    .when(|answers| answers.is(SHARDING, FSDP)),
     Question::menu(
         "fsdp_config.fsdp_state_dict_type",
         "How is state saved?",
@@ -249,17 +300,26 @@ pub(super) const QUESTIONS: &[Question] = &[
     Question::menu(
         "fp8_config.fp8_format",
         "In which formats of fp8?",
-        &[choice("HYBRID", "HYBRID: gradients in E5M2, all else in E4M3"), choice("E4M3", "E4M3: everything")],
+        &[
+            choice("HYBRID", "HYBRID: gradients in E5M2, all else in E4M3"),
+            choice("E4M3", "E4M3: everything"),
+        ],
     )
     .when(|answers| answers.is(PRECISION, FP8))
     .proposing("HYBRID"),
-    Question::typed("fp8_config.amax_history_len", "How many greatest magnitudes do scales remember?")
-        .when(|answers| answers.is(PRECISION, FP8))
-        .proposing("1024"),
+    Question::typed(
+        "fp8_config.amax_history_len",
+        "How many greatest magnitudes do scales remember?",
+    )
+    .when(|answers| answers.is(PRECISION, FP8))
+    .proposing("1024"),
     Question::menu(
         "fp8_config.amax_compute_algo",
         "Which of them scales?",
-        &[choice("max", "max: the greatest"), choice("most_recent", "most_recent: the last")],
+        &[
+            choice("max", "max: the greatest"),
+            choice("most_recent", "most_recent: the last"),
+        ],
     )
     .when(|answers| answers.is(PRECISION, FP8))
     .proposing("max"),
@@ -273,10 +333,16 @@ pub(super) const QUESTIONS: &[Question] = &[
         .proposing_from(|answers| Some(if is_elastic(answers) { "3" } else { "0" }.to_owned())),
     Question::yes_or_no("enable_cpu_affinity", "Is each rank bound to its share of the cores?")
         .when(|answers| answers.is(MORE, "true")),
-    Question::optional(THREADS, "How many threads has each rank? (none: its share of the cores)")
-        .when(|answers| answers.is(MORE, "true")),
-    Question::yes_or_no("debug", "Are shapes compared over all ranks before every collective on tensors?")
-        .when(|answers| answers.is(MORE, "true")),
+    Question::optional(
+        THREADS,
+        "How many threads has each rank? (none: its share of the cores)",
+    )
+    .when(|answers| answers.is(MORE, "true")),
+    Question::yes_or_no(
+        "debug",
+        "Are shapes compared over all ranks before every collective on tensors?",
+    )
+    .when(|answers| answers.is(MORE, "true")),
 ];
 
 fn is_elastic(answers: &Answers) -> bool {
