@@ -22,25 +22,29 @@ fn check(configuration: &Configuration) {
     }
     let _ = configuration.paradigm().map_err(|error| error.to_string());
     for format in FORMATS {
+        // TOML has no null, so that keys of DeepSpeed's without a value are not written.
+        if format == Format::Toml && values(configuration).iter().any(|(_, value)| has_null(value)) {
+            continue;
+        }
         let written = configuration.to_text(format, &|setting| Some(setting.about.to_owned()));
         let again = Configuration::parse(&written, "again", format)
             .unwrap_or_else(|error| panic!("{error}: is in what was written of {configuration:?}:\n{written}"));
-        let values = |configuration: &Configuration| {
-            let values = configuration.iter();
-            let values = values.map(|(setting, configured)| (setting.path, without_nulls(configured.value.to_json())));
-            Vec::from_iter(values)
-        };
         assert_eq!(values(&again), values(configuration), "{written}");
     }
 }
 
-/// TOML has no null: a key of DeepSpeed's that says nothing is not written.
-fn without_nulls(value: Value) -> Value {
+fn values(configuration: &Configuration) -> Vec<(&'static str, Value)> {
+    let values = configuration.iter();
+    values
+        .map(|(setting, configured)| (setting.path, configured.value.to_json()))
+        .collect()
+}
+
+fn has_null(value: &Value) -> bool {
     match value {
-        Value::Object(keys) => {
-            let keys = keys.into_iter().filter(|(_, value)| !value.is_null());
-            Value::Object(keys.map(|(key, value)| (key, without_nulls(value))).collect())
-        }
-        other => other,
+        Value::Null => true,
+        Value::Array(items) => items.iter().any(has_null),
+        Value::Object(keys) => keys.values().any(has_null),
+        _ => false,
     }
 }
