@@ -42,6 +42,7 @@ impl Ask for Menus {
                     .with_starting_cursor(start.unwrap_or(0))
                     .with_page_size(MOST_CHOICES)
                     .with_help_message(MENU_KEYS)
+                    .with_formatter(&|chosen| chosen.value.0.short().to_owned())
                     .with_render_config(self.look)
                     .without_filtering();
                 menu.prompt().map(|Label(choice)| choice.value.to_owned())
@@ -51,13 +52,12 @@ impl Ask for Menus {
                     Ok(()) => Ok(Validation::Valid),
                     Err(expected) => Ok(Validation::Invalid(expected.into())),
                 };
-                // The default is there to be changed.
-                let default = shown(prompt.default.unwrap_or_default());
-                let field = Text::new(prompt.text)
-                    .with_initial_value(&default)
+                let default = prompt.default.map(shown);
+                let mut field = Text::new(prompt.text)
                     .with_help_message(FIELD_KEYS)
                     .with_render_config(self.look)
                     .with_validator(check);
+                field.default = default.as_deref();
                 field.prompt().map(|text| text.trim().to_owned())
             }
         };

@@ -53,6 +53,13 @@ pub(super) const fn choice(value: &'static str, label: &'static str) -> Choice {
     Choice { value, label }
 }
 
+impl Choice {
+    /// The label without its explanation.
+    pub(super) fn short(&self) -> &'static str {
+        self.label.split([':', ',']).next().unwrap_or(self.label)
+    }
+}
+
 impl Question {
     /// Makes a question that a menu answers.
     pub(super) const fn menu(key: &'static str, text: &'static str, choices: &'static [Choice]) -> Self {

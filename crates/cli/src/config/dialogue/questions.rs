@@ -348,3 +348,51 @@ pub(super) const QUESTIONS: &[Question] = &[
 fn is_elastic(answers: &Answers) -> bool {
     answers.is("rdzv_backend", "c10d")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use sconce_core::config::setting;
+
+    use super::super::ask::Form;
+    use super::*;
+
+    const COLUMNS: usize = 80;
+
+    #[test]
+    fn questions_and_answers_fit_a_line() {
+        for question in QUESTIONS {
+            let text = question.text.chars().count();
+            let Form::Menu(choices) = question.form() else {
+                assert!(text + 16 <= COLUMNS, "{}: no room to type", question.text);
+                continue;
+            };
+            for choice in choices {
+                assert!(choice.label.chars().count() + 2 <= COLUMNS, "{}", choice.label);
+                let answered = text + choice.short().chars().count() + 3;
+                assert!(answered <= COLUMNS, "{} {}", question.text, choice.short());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_typed_or_chosen_is_a_value_of_the_setting() {
+        let mut names = BTreeSet::new();
+        for question in QUESTIONS {
+            match (question.form(), setting(question.key)) {
+                (Form::Menu(choices), Some(setting)) => {
+                    for choice in choices {
+                        let mut configuration = sconce_core::config::Configuration::new();
+                        let set = configuration.set(setting.path, choice.value);
+                        assert!(set.is_ok(), "{}: {}", setting.path, choice.value);
+                    }
+                }
+                (Form::Typed(_), Some(_)) => {}
+                (Form::Menu(_), None) => drop(names.insert(question.key)),
+                (Form::Typed(_), None) => panic!("{} is no setting", question.key),
+            }
+        }
+        assert_eq!(Vec::from_iter(names), [DEVICE, MORE, PLACE, SHARDING, SOURCE]);
+    }
+}
