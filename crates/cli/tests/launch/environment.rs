@@ -42,11 +42,7 @@ fn every_rank_gets_its_whole_place_in_the_world() {
         for (name, value) in expected {
             assert_eq!(variables.get(name), Some(&value), "{name} of rank {rank}");
         }
-        for name in [
-            "OMPI_COMM_WORLD_RANK",
-            "PMI_SIZE",
-            "PMIX_RANK",
-        ] {
+        for name in ["OMPI_COMM_WORLD_RANK", "PMI_SIZE", "PMIX_RANK"] {
             assert_eq!(variables.get(name), None, "{name} of rank {rank}");
         }
         ports.push(variables["MASTER_PORT"].parse::<u16>().unwrap());

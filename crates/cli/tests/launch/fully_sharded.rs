@@ -55,7 +55,10 @@ fn use_fsdp_exports_what_accelerates_launcher_exports() {
     assert_eq!(text(&output.stdout), by_default_but(&[]), "{output:?}");
     assert_eq!(text(&output.stderr), "");
     // Without it, nothing of FSDP's; what is inherited stays.
-    assert_eq!(text(&Launch::new(&[], SHOW).output().stdout), "ACCELERATE_MIXED_PRECISION=no\n");
+    assert_eq!(
+        text(&Launch::new(&[], SHOW).output().stdout),
+        "ACCELERATE_MIXED_PRECISION=no\n"
+    );
     let mut launch = Launch::new(&["--use_fsdp"], SHOW);
     launch.command.env("FSDP_SHARDING_STRATEGY", "NO_SHARD");
     let output = launch.output();

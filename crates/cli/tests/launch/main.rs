@@ -75,7 +75,11 @@ fn launcher() -> Command {
         .env_remove("SCONCE_DEVICE")
         .env_remove("CUDA_VISIBLE_DEVICES")
         .env_remove("OMP_NUM_THREADS");
-    let of_settings = |name: &str| ["ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_"].iter().any(|start| name.starts_with(start));
+    let of_settings = |name: &str| {
+        ["ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_"]
+            .iter()
+            .any(|start| name.starts_with(start))
+    };
     for (name, _) in std::env::vars().filter(|(name, _)| of_settings(name)) {
         command.env_remove(name);
     }

@@ -47,7 +47,9 @@ fn mpirun_gets_ranks_hosts_program_and_the_settings_but_no_place() {
     assert!(printed.starts_with(expected), "{printed}");
     let (arguments, _) = printed.split_once('\n').unwrap();
     assert!(
-        arguments.contains(" -x SCONCE_TIMEOUT ") && arguments.contains(" -x SCONCE_BACKEND ") && arguments.ends_with(" /bin/echo a -n"),
+        arguments.contains(" -x SCONCE_TIMEOUT ")
+            && arguments.contains(" -x SCONCE_BACKEND ")
+            && arguments.ends_with(" /bin/echo a -n"),
         "{printed}"
     );
     let lines: Vec<&str> = printed.lines().collect();

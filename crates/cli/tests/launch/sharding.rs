@@ -80,7 +80,10 @@ fn flags_that_are_not_given_set_what_accelerate_sets_and_what_is_inherited_stays
     let (first, rest) = ("ACCELERATE_CONFIG_DS_FIELDS=\n", "ACCELERATE_MIXED_PRECISION=no\n");
     assert_eq!(text(&Launch::new(&[], SHOW).output().stdout), rest);
     let output = Launch::new(&["--use_deepspeed"], SHOW).output();
-    assert_eq!(text(&output.stdout), format!("{first}{rest}ACCELERATE_USE_DEEPSPEED=true\n"));
+    assert_eq!(
+        text(&output.stdout),
+        format!("{first}{rest}ACCELERATE_USE_DEEPSPEED=true\n")
+    );
     let mut launch = Launch::new(&["--use_deepspeed"], SHOW);
     launch.command.env("ACCELERATE_DEEPSPEED_ZERO_STAGE", "1");
     let expected = format!("{first}ACCELERATE_DEEPSPEED_ZERO_STAGE=1\n{rest}ACCELERATE_USE_DEEPSPEED=true\n");

@@ -81,7 +81,7 @@ impl Configuration {
 /// Numbers and flags among names are written as such, as Accelerate writes them.
 fn written(setting: &Setting, value: &Value) -> Json {
     match (setting.kind, value) {
-        (Kind::OneOf(_) | Kind::Machines, Value::Text(text)) => {
+        (Kind::OneOf(_), Value::Text(text)) => {
             let number = text.parse::<u64>().map(Json::from).ok();
             let number = number.or_else(|| text.parse::<bool>().map(Json::from).ok());
             number.unwrap_or_else(|| value.to_json())
