@@ -18,5 +18,6 @@ mod merge_weights;
 mod panic_report;
 mod report;
 mod terminal;
+mod to_fsdp2;
 
 pub use cli::run;

@@ -160,8 +160,11 @@ impl Configuration {
 
     /// Says whether more than one machine takes part.
     pub fn several_machines(&self) -> bool {
-        let machines = self.value("num_machines").and_then(Value::as_text);
-        machines.is_some_and(|machines| machines != "1" && machines != "1:1")
+        match self.value("num_machines") {
+            Some(Value::Whole(machines)) => *machines > 1,
+            Some(Value::Text(range)) => range != "1:1",
+            _ => false,
+        }
     }
 }
 

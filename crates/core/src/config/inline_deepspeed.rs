@@ -44,7 +44,8 @@ pub(super) fn split(entries: &Entries) -> (Option<Node>, Vec<(String, Node)>) {
         let path = format!("deepspeed_config.{key}");
         !shared.contains(&key) && (setting(&path).is_some() || foreign_key(&path).is_some())
     };
-    let (others, inline): (Vec<_>, Vec<_>) = entries.iter().cloned().partition(|(key, _)| is_accelerates(key));
+    let given = entries.iter().filter(|(_, value)| *value != Node::Null).cloned();
+    let (others, inline): (Vec<_>, Vec<_>) = given.partition(|(key, _)| is_accelerates(key));
     (Some(Node::Object(inline)), others)
 }
 

@@ -51,6 +51,9 @@ impl Configuration {
                 reader.whole_deepspeed(&mut configuration)?;
             }
             Node::Object(entries) => {
+                // First what decides which keys there may be.
+                let mut entries = Vec::from_iter(entries);
+                entries.sort_by_key(|(key, _)| key != "compute_environment");
                 for (key, value) in entries {
                     reader.top_level(key, value, &mut configuration)?;
                 }

@@ -426,7 +426,7 @@ pub const SETTINGS: &[Setting] = &[
     .variable(variable::SCONCE_DEVICE),
     Setting::new(
         "sconce_config.timeout",
-        Number,
+        Whole(1),
         "How long a collective waits for its peers, in seconds",
     )
     .variable(variable::SCONCE_TIMEOUT)

@@ -84,11 +84,11 @@ impl Kind {
             Self::Text | Self::Words => (!text.is_empty()).then(|| Value::Text(text.into())),
             Self::Machines => {
                 let bound = |text: &str| text.parse::<u64>().ok().filter(|machines| *machines > 0);
-                let sound = match text.split_once(':') {
-                    None => bound(text).is_some(),
-                    Some((least, most)) => bound(least).zip(bound(most)).is_some_and(|(least, most)| least <= most),
+                let Some((least, most)) = text.split_once(':') else {
+                    return bound(text).map(Value::Whole);
                 };
-                sound.then(|| Value::Text(text.into()))
+                let (least, most) = (bound(least)?, bound(most)?);
+                (least <= most).then(|| Value::Text(text.into()))
             }
         }
     }

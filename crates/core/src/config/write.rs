@@ -3,7 +3,7 @@
 use super::configuration::Paradigm;
 use super::setting::Setting;
 use super::settings::{ACCUMULATION_STEPS, DEEPSPEED, DEEPSPEED_FILE, SECTIONS};
-use super::{Configuration, ConfigurationError, Format, Value};
+use super::{Configuration, ConfigurationError, Format, Kind, Value};
 use serde_json::{Map, Value as Json};
 use std::fmt::Write;
 use std::path::Path;
@@ -68,13 +68,25 @@ impl Configuration {
                     keys.into_iter()
                         .for_each(|(key, value)| push(&key, value, comment.take()));
                 }
-                (_, value) => push(setting.key(), value, comment),
+                (value, _) => push(setting.key(), written(setting, value), comment),
             }
         }
         // Sections after what stands at the top, in their order.
         let place = |line: &Line| SECTIONS.iter().position(|(section, _)| line.section == Some(*section));
         lines.sort_by_key(place);
         lines
+    }
+}
+
+/// Numbers and flags among names are written as such, as Accelerate writes them.
+fn written(setting: &Setting, value: &Value) -> Json {
+    match (setting.kind, value) {
+        (Kind::OneOf(_), Value::Text(text)) => {
+            let number = text.parse::<u64>().map(Json::from).ok();
+            let number = number.or_else(|| text.parse::<bool>().map(Json::from).ok());
+            number.unwrap_or_else(|| value.to_json())
+        }
+        _ => value.to_json(),
     }
 }
 
