@@ -111,14 +111,13 @@ impl<'f> Case<'f> {
             || config
                 .as_deref()
                 .is_some_and(|config| config.contains("mpirun_hostfile"));
+        let words_of = |word: &String| match word.as_str() {
+            "{script}" => vec!["/bin/sh".to_owned(), program.clone()],
+            word => vec![filled(word)],
+        };
+        let command_line = Vec::from_iter(words.iter().flat_map(words_of));
         let (folder, mut command) = (launch.folder, launcher());
-        command.current_dir(&folder);
-        for word in &words {
-            match word.as_str() {
-                "{script}" => command.args(["/bin/sh", &program]),
-                word => command.arg(filled(word)),
-            };
-        }
+        command.current_dir(&folder).args(command_line);
         if uses_mpi {
             let path = std::env::var("PATH").unwrap();
             fake_mpirun(folder.path());
