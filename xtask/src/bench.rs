@@ -22,20 +22,24 @@ pub(crate) enum Suite {
     Offload,
     /// Optimizer steps over flat memory.
     Optimizer,
+    /// `sconce --help` and `sconce launch` until they do something; needs python3.
+    Startup,
     /// Whole training steps.
     Train,
 }
 
 impl Suite {
-    fn program(self) -> &'static str {
-        match self {
+    /// The bench program; `None` for what is measured from outside.
+    fn program(self) -> Option<&'static str> {
+        Some(match self {
             Self::Checkpoint => "checkpoint",
             Self::Collectives => "collectives",
             Self::Mpi => "mpi",
             Self::Offload => "offload",
             Self::Optimizer => "optimizer",
+            Self::Startup => return None,
             Self::Train => "train",
-        }
+        })
     }
 }
 
@@ -44,7 +48,9 @@ impl Suite {
 /// # Errors
 /// When it cannot be built or fails.
 pub(crate) fn run(shell: &Shell, suite: Suite, arguments: &[OsString]) -> Result<()> {
-    let program = suite.program();
+    let Some(program) = suite.program() else {
+        return startup(shell, arguments);
+    };
     // With one package alone cargo would choose other features for candle, and build it once more.
     let features: &[&str] = if suite == Suite::Mpi {
         &["--features", "mpi"]
@@ -56,4 +62,16 @@ pub(crate) fn run(shell: &Shell, suite: Suite, arguments: &[OsString]) -> Result
         "cargo bench --workspace {features...} --bench {program} -- {arguments...}"
     );
     Ok(bench.quiet().run()?)
+}
+
+/// Builds `sconce` in release mode and measures how long it takes to start.
+fn startup(shell: &Shell, arguments: &[OsString]) -> Result<()> {
+    cmd!(shell, "cargo build --quiet --release --workspace --bin sconce")
+        .quiet()
+        .run()?;
+    let measure = cmd!(
+        shell,
+        "python3 xtask/peers/startup.py target/release/sconce {arguments...}"
+    );
+    Ok(measure.quiet().run()?)
 }

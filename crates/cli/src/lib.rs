@@ -9,10 +9,15 @@
 mod checkpoint;
 mod cli;
 mod command_error;
+mod completions;
+mod config;
 mod env;
 mod launch;
+mod man;
 mod merge_weights;
+mod panic_report;
 mod report;
 mod terminal;
+mod to_fsdp2;
 
 pub use cli::run;

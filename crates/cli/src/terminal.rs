@@ -3,7 +3,7 @@
 //! Names in it may come from anyone's files, and must not steer the terminal. A reader may leave at any time, as `head`
 //! does: that ends nothing.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use crate::command_error::CommandError;
 
@@ -28,6 +28,13 @@ pub(crate) fn tell(text: &str) {
 /// Writes a line to stderr about what the user should know and nothing fails of.
 pub(crate) fn note(text: &str) {
     tell(&format!("note: {}\n", shown(text)));
+}
+
+/// Whether a stream is to have colours: it is a terminal that has them, and nobody minds (<https://no-color.org>).
+pub(crate) fn wants_colour(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+        && std::env::var_os("TERM").is_none_or(|value| value != "dumb")
 }
 
 /// Returns a text without characters that steer a terminal, but for ends of lines.

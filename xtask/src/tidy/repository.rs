@@ -85,9 +85,10 @@ impl Repository {
         })
     }
 
-    /// The manifests of the packages, without the workspace's own.
+    /// The manifests of the workspace's packages, without its own; the fuzz targets are a workspace apart.
     pub(super) fn package_manifests(&self) -> impl Iterator<Item = &TextFile> {
-        self.files().filter(|file| file.path.ends_with("/Cargo.toml"))
+        let manifests = self.files().filter(|file| file.path.ends_with("/Cargo.toml"));
+        manifests.filter(|file| !file.path.starts_with("fuzz/"))
     }
 
     /// The text file at this path.

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
 
+use crate::terminal::wants_colour;
+
 /// Colours of the prefixes (cyan, green, yellow, magenta, blue, red), taken in turn by rank.
 const COLOURS: [u8; 6] = [36, 32, 33, 35, 34, 31];
 /// Clears what a longer, earlier state of a progress bar left on the line.
@@ -49,19 +51,22 @@ struct Style {
     colour: bool,
 }
 
+impl Style {
+    fn of(stream: &impl IsTerminal) -> Self {
+        Self {
+            terminal: stream.is_terminal(),
+            colour: wants_colour(stream),
+        }
+    }
+}
+
 impl Console {
     /// Makes the console of this process. Without `prefix`, lines are passed on as they are.
     pub(super) fn new(prefix: bool) -> Self {
-        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
-            && std::env::var_os("TERM").is_none_or(|value| value != "dumb");
-        let style = |terminal| Style {
-            terminal,
-            colour: terminal && wanted,
-        };
         Self {
             prefix,
-            stdout: style(io::stdout().is_terminal()),
-            stderr: style(io::stderr().is_terminal()),
+            stdout: Style::of(&io::stdout()),
+            stderr: Style::of(&io::stderr()),
             written: Mutex::default(),
         }
     }

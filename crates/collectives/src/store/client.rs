@@ -264,13 +264,13 @@ impl fmt::Debug for StoreClient {
 
 /// What it means that nobody listens.
 #[derive(PartialEq)]
-enum Absent {
+pub(super) enum Absent {
     IsNotUpYet,
     HasEnded,
 }
 
 /// Opens an authenticated connection, or says why not.
-fn open(address: &str, secret: &Secret, allowed: Duration, absent: Absent) -> Result<TcpStream, String> {
+pub(super) fn open(address: &str, secret: &Secret, allowed: Duration, absent: Absent) -> Result<TcpStream, String> {
     let start = Instant::now();
     let mut pause = FIRST_PAUSE;
     loop {

@@ -83,6 +83,8 @@
 
 mod client;
 mod entries;
+#[doc(hidden)]
+pub mod fuzzing;
 mod handshake;
 mod locate;
 mod protocol;
