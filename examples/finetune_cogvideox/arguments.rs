@@ -13,7 +13,7 @@ const SHIPPED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/tiny-cogvideo
 
 /// Fine-tunes a CogVideoX video transformer on encoded videos.
 #[derive(Debug, Parser)]
-#[command(rename_all = "snake_case", allow_negative_numbers = true)]
+#[command(rename_all = "snake_case", allow_negative_numbers = true, args_override_self = true)]
 pub(crate) struct Arguments {
     /// Pipeline folder of diffusers' with `transformer` and `scheduler`; the small one shipped with the examples by default.
     #[arg(long, default_value = SHIPPED, hide_default_value = true)]

@@ -10,7 +10,7 @@ use sconce_zero::{DataParallel, Engine, EngineOptions};
 use std::sync::Arc;
 
 const STEPS: usize = 3;
-/// Samples of one step, whatever the world.
+/// Samples of one step where worlds are compared.
 const SAMPLES: usize = 4;
 
 /// What a run is compared by.
@@ -21,8 +21,8 @@ struct Run {
     weights: Vec<f32>,
 }
 
-/// Trains on the recorded inputs, each sample of a step with another time step and turned round otherwise.
-fn train(variant: &Variant, world: usize, options: &(dyn Fn() -> EngineOptions + Sync)) -> Run {
+/// Trains on the recorded inputs, `world * accumulation` samples a step, each sample of a step with another time step and turned round otherwise.
+fn train(variant: &Variant, world: usize, accumulation: usize, options: &(dyn Fn() -> EngineOptions + Sync)) -> Run {
     let rank = |communicator: Arc<dyn Communicator>| {
         let options = EngineOptions {
             frozen: CogVideoXTransformer::constants(),
@@ -35,13 +35,12 @@ fn train(variant: &Variant, world: usize, options: &(dyn Fn() -> EngineOptions +
         let vb = engine.var_builder(weights, DType::F32, &Device::Cpu).unwrap();
         let model = CogVideoXTransformer::new(&variant.config, None, vb).unwrap();
         engine.set_optimizer(Box::new(AdamW::default())).unwrap();
-        let accumulation = SAMPLES / world;
         let (mut losses, mut norms) = (Vec::new(), Vec::new());
         for step in 0..STEPS {
             let mut mean = [0f64];
             for micro in 0..accumulation {
                 let sample = micro * world + communicator.rank();
-                let scale = 1.0 + 0.25 * (step * SAMPLES + sample) as f64;
+                let scale = 1.0 + 0.25 * (step * world * accumulation + sample) as f64;
                 let input = |key: &str| (&variant.io[key].narrow(0, 0, 1).unwrap() * scale).unwrap();
                 let (latents, text) = (input("hidden_states"), input("encoder_hidden_states"));
                 let timestep = Tensor::new(&[(997 * (step + 1) * (sample + 1)) as i64 % 1000], &Device::Cpu).unwrap();
@@ -99,7 +98,7 @@ fn every_strategy_has_the_bits_of_data_parallelism_and_blocks_computed_again_do_
     for name in VARIANTS {
         let variant = Variant::open(name);
         for world in [1, 2, 4] {
-            let parallel = train(&variant, world, &EngineOptions::default);
+            let parallel = train(&variant, world, 1, &EngineOptions::default);
             assert!(parallel.losses[STEPS - 1].is_finite());
             let three = ZeroStage::Three {
                 persistence_threshold: 0,
@@ -124,7 +123,7 @@ fn every_strategy_has_the_bits_of_data_parallelism_and_blocks_computed_again_do_
                 }),
             ];
             for (strategy, options) in strategies {
-                let found = train(&variant, world, options);
+                let found = train(&variant, world, 1, options);
                 assert!(found == parallel, "{name}, {strategy}, {world} ranks");
             }
         }
@@ -135,7 +134,7 @@ fn every_strategy_has_the_bits_of_data_parallelism_and_blocks_computed_again_do_
 fn worlds_and_groups_that_are_replicas_train_as_one_rank_does() {
     for name in VARIANTS {
         let variant = Variant::open(name);
-        let expected = train(&variant, 1, &EngineOptions::default);
+        let expected = train(&variant, 1, SAMPLES, &EngineOptions::default);
         let check = |found: &Run, what: &str| {
             for (found, expected) in found.losses.iter().zip(&expected.losses) {
                 assert!(
@@ -156,13 +155,15 @@ fn worlds_and_groups_that_are_replicas_train_as_one_rank_does() {
         };
         for world in [2, 4] {
             check(
-                &train(&variant, world, &EngineOptions::default),
+                &train(&variant, world, SAMPLES / world, &EngineOptions::default),
                 &format!("{name}, {world} ranks"),
             );
         }
         for (world, group) in [(2, 1), (4, 2)] {
             for strategy in [FsdpStrategy::HybridShard, FsdpStrategy::HybridShardZero2] {
-                let found = train(&variant, world, &|| fully_sharded(strategy, Some(group), world));
+                let found = train(&variant, world, SAMPLES / world, &|| {
+                    fully_sharded(strategy, Some(group), world)
+                });
                 check(
                     &found,
                     &format!("{name}, {strategy:?}, {world} ranks in groups of {group}"),
