@@ -34,10 +34,8 @@ pub(crate) fn write_adapters(engine: &Engine, adapters: &Adapters, folder: &Path
     for (name, tensor) in tensors {
         on_host.push((name, tensor.to_device(&Device::Cpu)?));
     }
-    let metadata = HashMap::from([
-        ("format".to_owned(), "pt".to_owned()),
-        ("lora_adapter_metadata".to_owned(), peft_settings(adapters)?),
-    ]);
+    // One entry: the order of several is that of a hash map, another in every run.
+    let metadata = HashMap::from([("lora_adapter_metadata".to_owned(), peft_settings(adapters)?)]);
     let path = folder.join(LORA_FILE);
     let views = on_host.iter().map(|(name, tensor): &(String, Tensor)| (name, tensor));
     safetensors::serialize_to_file(views, Some(metadata), &path).with_context(|| path.display().to_string())

@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use candle_core::{DType, Device, Tensor, safetensors};
 use sconce_core::Accelerator;
-use sconce_examples::diffusion::{
-    DdimSampler, Draw, NoiseSchedule, contact_sheet, fill_patches, normal_noise, predict_velocity,
-};
+use sconce_examples::diffusion::{Draw, NoiseSchedule, Prompt, contact_sheet, normal_noise, sample_video};
 use sconce_examples::models::CogVideoXTransformer;
 
 /// Prompts, and how latents are sampled from them.
@@ -71,7 +69,7 @@ impl Validator {
             }
             Ok(Self {
                 text,
-                negative: negative.filter(|_| guidance > 1.0),
+                negative,
                 images,
                 shape,
                 steps,
@@ -142,22 +140,13 @@ impl Validator {
             sample: prompt as u64,
         };
         let noise = normal_noise(draw, self.shape.to_vec(), device)?.unsqueeze(0)?;
-        let filled = fill_patches(&noise, model.config().patch_frames())?;
-        let added = filled.dim(1)? - noise.dim(1)?;
-        let predict = |latents: &Tensor, text: &Tensor, t: usize| {
-            acc.autocast(|| predict_velocity(model, latents, text, image.as_ref(), &[t], dtype))?
-                .to_dtype(DType::F32)
-                .map_err(anyhow::Error::from)
+        let prompt = Prompt {
+            text: &text,
+            negative: negative.as_ref(),
+            guidance: self.guidance,
+            image: image.as_ref(),
         };
-        let sampler = DdimSampler::new(schedule, self.steps)?;
-        let latents = sampler.sample(filled, |latents, t| {
-            let towards = predict(latents, &text, t)?;
-            let Some(negative) = &negative else { return Ok(towards) };
-            let away = predict(latents, negative, t)?;
-            Ok(((towards - &away)? * self.guidance)?.add(&away)?)
-        })?;
-        // Frames that only filled up a patch are not part of the video.
-        let frames = latents.dim(1)? - added;
-        Ok(latents.narrow(1, added, frames)?.squeeze(0)?.contiguous()?)
+        let latents = acc.autocast(|| sample_video(model, schedule, &noise, prompt, self.steps, dtype))?;
+        Ok(latents.squeeze(0)?)
     }
 }

@@ -5,10 +5,13 @@ use std::path::Path;
 
 use anyhow::Result;
 use candle_core::{DType, Device, Tensor, safetensors};
+use candle_nn::VarBuilder;
 use sconce_core::Dataset as _;
 use sconce_examples::diffusion::{
-    DdimSampler, Draw, NoiseSchedule, VideoSamples, contact_sheet, fill_patches, normal_noise,
+    DdimSampler, Draw, NoiseSchedule, Prompt, VideoSamples, contact_sheet, fill_patches, normal_noise, sample_video,
 };
+use sconce_examples::huggingface::ModelFolder;
+use sconce_examples::models::{CogVideoXConfig, CogVideoXTransformer};
 use serde_json::{Value, json};
 
 fn file() -> &'static Path {
@@ -104,6 +107,30 @@ fn schedules_and_sampled_trajectories_are_those_of_diffusers() -> Result<()> {
             2e-5,
             &what,
         );
+    }
+    Ok(())
+}
+
+#[test]
+fn videos_are_sampled_as_by_the_pipeline_with_and_without_guidance() -> Result<()> {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let recorded = safetensors::load(fixtures.join("cogvideox_samples.safetensors"), &Device::Cpu)?;
+    for (variant, shift, guidance) in [("rotary", 1.0, 6.0), ("sincos", 3.0, 1.0)] {
+        let folder = ModelFolder::open(&fixtures.join("tiny-cogvideox").join(variant))?;
+        let config = CogVideoXConfig::from_model_folder(&folder)?;
+        let weights = safetensors::load(&folder.weights[0], &Device::Cpu)?;
+        let vb = VarBuilder::from_tensors(weights, DType::F32, &Device::Cpu);
+        let model = CogVideoXTransformer::new(&config, None, vb)?;
+        let tensor = |name: &str| &recorded[&format!("{variant}.{name}")];
+        let prompt = Prompt {
+            text: tensor("text"),
+            negative: Some(tensor("negative")),
+            guidance,
+            image: None,
+        };
+        let schedule = schedule(json!({"snr_shift_scale": shift}))?;
+        let found = sample_video(&model, &schedule, tensor("noise"), prompt, 5, DType::F32)?;
+        close(&numbers(&found), &numbers(tensor("latents")), 1e-4, variant);
     }
     Ok(())
 }

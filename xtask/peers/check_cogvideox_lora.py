@@ -28,8 +28,7 @@ def main():
         tensors = {name: file.get_tensor(name) for name in file.keys()}
 
     plain, adapted, merged = (CogVideoXTransformer3DModel.from_pretrained(arguments.transformer) for _ in range(3))
-    metadata = {name.removeprefix("transformer."): value for name, value in settings.items()}
-    adapted.load_lora_adapter(dict(tensors), prefix="transformer", metadata=metadata)
+    adapted.load_lora_adapter(dict(tensors), prefix="transformer", metadata=settings)
     weights = merged.state_dict()
     for name, b in tensors.items():
         if name.endswith(".lora_B.weight"):

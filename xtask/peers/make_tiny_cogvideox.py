@@ -4,7 +4,8 @@
 
 Needs torch, diffusers and safetensors. Writes examples/assets/tiny-cogvideox: a pipeline folder with a small random transformer in
 the layout of the 5B models, a data set of waves that wander in the direction that the text says, and validation prompts. Writes
-examples/tests/fixtures/cogvideox_schedules.json: noise schedules and sampled trajectories.
+examples/tests/fixtures/cogvideox_schedules.json: noise schedules and sampled trajectories; and cogvideox_samples.safetensors: what
+diffusers' pipeline samples from given noise.
 """
 
 import json
@@ -12,7 +13,7 @@ import pathlib
 
 import diffusers
 import torch
-from diffusers import CogVideoXDDIMScheduler, CogVideoXTransformer3DModel
+from diffusers import CogVideoXDDIMScheduler, CogVideoXPipeline, CogVideoXTransformer3DModel
 from safetensors.torch import save_file
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
@@ -121,7 +122,33 @@ def make_schedules():
     path.write_text(json.dumps({"origin": origin, "cases": cases}, indent=1) + "\n")
 
 
+def make_samples():
+    tensors = {}
+    for variant, shift, guidance in [("rotary", 1.0, 6.0), ("sincos", 3.0, 1.0)]:
+        transformer = CogVideoXTransformer3DModel.from_pretrained(EXAMPLES / "tests/fixtures/tiny-cogvideox" / variant)
+        scheduler = CogVideoXDDIMScheduler(**SCHEDULER, snr_shift_scale=shift)
+        pipeline = CogVideoXPipeline(None, None, None, transformer, scheduler)
+        pipeline.set_progress_bar_config(disable=True)
+        torch.manual_seed(3)
+        noise, text, negative = torch.randn(2, 3, 4, 8, 8), torch.randn(2, TOKENS, WIDTH), torch.randn(2, TOKENS, WIDTH)
+        tensors |= {f"{variant}.noise": noise, f"{variant}.text": text, f"{variant}.negative": negative}
+        tensors[f"{variant}.latents"] = pipeline(
+            prompt_embeds=text,
+            negative_prompt_embeds=negative,
+            latents=noise.clone(),
+            height=64,
+            width=64,
+            num_frames=9,
+            num_inference_steps=5,
+            guidance_scale=guidance,
+            output_type="latent",
+        ).frames
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, EXAMPLES / "tests/fixtures/cogvideox_samples.safetensors")
+
+
 if __name__ == "__main__":
     make_pipeline()
     make_data()
     make_schedules()
+    make_samples()

@@ -39,7 +39,7 @@ pub fn velocity_loss(
 ///
 /// # Errors
 /// If the model needs an image and there is none, or the other way round; those of the model.
-pub fn predict_velocity(
+pub(super) fn predict_velocity(
     model: &CogVideoXTransformer,
     noisy: &Tensor,
     text: &Tensor,

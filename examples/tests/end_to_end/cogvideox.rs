@@ -142,7 +142,7 @@ fn a_small_model_learns_which_way_waves_wander() {
     let losses = metrics(&runs.run("sft", &[], 2, &arguments.concat()));
     let mean = |steps: std::ops::Range<u64>| steps.clone().map(|step| losses[&step][0]).sum::<f64>() / 20.0;
     let (first, last) = (mean(0..20), mean(100..120));
-    assert!(last < 0.6 * first, "{first} to {last}");
+    assert!(last < 0.7 * first, "{first} to {last}");
 }
 
 #[test]
@@ -368,7 +368,7 @@ fn the_configuration_of_cogvideox_own_trainer_gives_optimizer_and_scheduler() {
     ];
     let arguments = [
         "--train_steps",
-        "4",
+        "8",
         "--lr_warmup_steps",
         "2",
         "--learning_rate",
@@ -382,8 +382,12 @@ fn the_configuration_of_cogvideox_own_trainer_gives_optimizer_and_scheduler() {
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let rates = Vec::from_iter(lines.filter_map(|line| line["lr"].as_f64()));
-    assert_eq!(rates.len(), 4);
-    assert!(rates[3] < rates[2] && rates[2] <= 1e-3, "it decays: {rates:?}");
+    assert_eq!(rates.len(), 8);
+    let highest = rates.iter().fold(0.0, |a: f64, b| a.max(*b));
+    assert!(
+        rates[0] == 0.0 && highest == 1e-3 && rates[7] < 0.5 * highest,
+        "{rates:?}"
+    );
 }
 
 #[test]
