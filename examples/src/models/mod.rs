@@ -3,8 +3,10 @@
 //! Each model takes its parameters from a [`candle_nn::VarBuilder`] under the names of the HuggingFace
 //! implementation, so that a model folder loads without a conversion and a trained one is written back the same way.
 
+mod cogvideox;
 mod llama;
 mod llama_config;
 
+pub use cogvideox::{Adapters, CogVideoXConfig, CogVideoXTransformer, VideoInput};
 pub use llama::Llama;
 pub use llama_config::LlamaConfig;

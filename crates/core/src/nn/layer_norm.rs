@@ -54,6 +54,11 @@ impl LayerNorm {
         self.bias.as_ref()
     }
 
+    /// Returns what is added to the variance.
+    pub(super) fn eps(&self) -> f64 {
+        self.eps
+    }
+
     fn compose(&self, xs: &Tensor) -> Result<Tensor> {
         let dtype = composition_dtype(xs.dtype());
         let wide = xs.to_dtype(dtype)?;
@@ -233,7 +238,13 @@ fn moments<T: Element>(xs: &[T], eps: f32) -> (f32, f32) {
 }
 
 #[multiversion(targets = "simd")]
-fn normalize_rows<T: Element>(xs: &[T], weight: &[T], bias: Option<&[T]>, eps: f32, out: &mut [T]) {
+pub(super) fn normalize_rows<T: Element, W: Element>(
+    xs: &[T],
+    weight: &[W],
+    bias: Option<&[W]>,
+    eps: f32,
+    out: &mut [T],
+) {
     let width = weight.len();
     for (xs, out) in xs.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
         let (mean, scale) = moments(xs, eps);
@@ -256,7 +267,15 @@ fn normalize_rows<T: Element>(xs: &[T], weight: &[T], bias: Option<&[T]>, eps: f
 /// With `n` the normalised row, `r` the reciprocal deviation and `d = w g`:
 /// `dx = r (d - mean(d) - n mean(d n))`, `dw += g n`, `db += g`.
 #[multiversion(targets = "simd")]
-fn gradient_rows<T: Element>(xs: &[T], weight: &[T], gs: &[T], eps: f32, dx: &mut [T], dw: &mut [f32], db: &mut [f32]) {
+pub(super) fn gradient_rows<T: Element, W: Element>(
+    xs: &[T],
+    weight: &[W],
+    gs: &[T],
+    eps: f32,
+    dx: &mut [T],
+    dw: &mut [f32],
+    db: &mut [f32],
+) {
     let width = weight.len();
     let rows = xs.chunks_exact(width).zip(gs.chunks_exact(width));
     for (dx, (xs, gs)) in dx.chunks_exact_mut(width).zip(rows) {
