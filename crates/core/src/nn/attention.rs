@@ -1,4 +1,4 @@
-//! Causal attention with a backward, without its quadratic memory.
+//! Attention with a backward, without its quadratic memory: causal, and of all to all.
 //!
 //! candle's `sdpa` and CPU flash attention have no backward, and composed of candle ops attention
 //! keeps several `[batch, heads, sequence, sequence]` tensors until the backward pass. Here a block of
@@ -23,7 +23,31 @@ use super::matrix_product::{Destination, Matrix, multiply};
 use super::row_blocks;
 use super::softmax::{RowStatistics, softmax};
 
-const NAME: &str = "causal_attention";
+/// Which keys a query sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mask {
+    /// Those up to its own position.
+    Causal,
+    /// All.
+    Open,
+}
+
+impl Mask {
+    fn operation(self) -> &'static str {
+        match self {
+            Self::Causal => "causal_attention",
+            Self::Open => "attention",
+        }
+    }
+
+    /// Returns how many of `sequence` keys are seen from the queries before `position`, at most.
+    fn seen_before(self, position: usize, sequence: usize) -> usize {
+        match self {
+            Self::Causal => position,
+            Self::Open => sequence,
+        }
+    }
+}
 
 /// Queries that are scored at a time: enough to keep the matrix products efficient, few enough that
 /// little is computed above the diagonal.
@@ -40,17 +64,31 @@ const QUERY_BLOCK: usize = 64;
 ///
 /// Fails when shapes do not fit together, dtypes or devices differ, or the tensors hold integers.
 pub fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
-    expect_float(NAME, "q", q)?;
+    attend_to(Mask::Causal, q, k, v, scale)
+}
+
+/// Attends from each position to all: `softmax(scale · q kᵀ) v`, with the shapes of [`causal_attention`].
+///
+/// # Errors
+///
+/// As [`causal_attention`].
+pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
+    attend_to(Mask::Open, q, k, v, scale)
+}
+
+fn attend_to(mask: Mask, q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
+    let operation = mask.operation();
+    expect_float(operation, "q", q)?;
     for (name, tensor) in [("q", q), ("k", k), ("v", v)] {
-        expect_axes(NAME, name, tensor, &["batch", "heads", "sequence", "head_dim"])?;
-        expect_like(NAME, name, tensor, "q", q)?;
+        expect_axes(operation, name, tensor, &["batch", "heads", "sequence", "head_dim"])?;
+        expect_like(operation, name, tensor, "q", q)?;
     }
     let (batch, heads, sequence, size) = q.dims4()?;
     let kv_heads = k.dims()[1];
     for (name, tensor) in [("k", k), ("v", v)] {
         if tensor.dims() != [batch, kv_heads, sequence, size] {
             bail!(
-                "{NAME}: expected {name} of shape [{batch}, {kv_heads}, {sequence}, {size}] beside q \
+                "{operation}: expected {name} of shape [{batch}, {kv_heads}, {sequence}, {size}] beside q \
                  {:?} and k {:?}, got {:?}",
                 q.dims(),
                 k.dims(),
@@ -60,7 +98,7 @@ pub fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Resul
     }
     if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
         bail!(
-            "{NAME}: expected the heads of q to be a multiple of those of k, got q {:?} and k {:?}",
+            "{operation}: expected the heads of q to be a multiple of those of k, got q {:?} and k {:?}",
             q.dims(),
             k.dims()
         );
@@ -69,20 +107,21 @@ pub fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Resul
         && q.dtype() == DType::F32
     {
         let [k, v] = [k.to_dtype(dtype)?, v.to_dtype(dtype)?];
-        return Autocast::off().during(|| computed_in(dtype, q, |q| causal_attention(q, &k, &v, scale)));
+        return Autocast::off().during(|| computed_in(dtype, q, |q| attend_to(mask, q, &k, &v, scale)));
     }
     if has_kernel(q) {
         let attention = Attention {
+            mask,
             scale: scale as f32,
             statistics: OnceLock::new(),
         };
         with_adjacent_elements(q)?.apply_op3(&with_adjacent_elements(k)?, &with_adjacent_elements(v)?, attention)
     } else {
-        compose(q, k, v, scale)
+        compose(mask, q, k, v, scale)
     }
 }
 
-fn compose(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
+fn compose(mask: Mask, q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
     let (batch, heads, sequence, size) = q.dims4()?;
     let kv_heads = k.dims()[1];
     let dtype = composition_dtype(q.dtype());
@@ -100,23 +139,32 @@ fn compose(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
         .contiguous()?
         .matmul(&repeat(k)?.transpose(D::Minus2, D::Minus1)?.contiguous()?)?
         .to_dtype(dtype)?;
-    let positions = Tensor::arange(0, sequence as u32, q.device())?;
-    let visible = positions
-        .unsqueeze(1)?
-        .broadcast_as((sequence, sequence))?
-        .ge(&positions.unsqueeze(0)?.broadcast_as((sequence, sequence))?)?
-        .broadcast_as(scores.shape())?;
-    let hidden = Tensor::full(f32::NEG_INFINITY, (), q.device())?
-        .to_dtype(dtype)?
-        .broadcast_as(scores.shape())?;
-    let probabilities = softmax(&visible.where_cond(&(scores * scale)?, &hidden)?)?;
-    probabilities
+    let scores = match mask {
+        Mask::Causal => hide_later(&(scores * scale)?, sequence, dtype)?,
+        Mask::Open => (scores * scale)?,
+    };
+    softmax(&scores)?
         .to_dtype(factors)?
         .matmul(&repeat(v)?)?
         .to_dtype(q.dtype())
 }
 
+/// Makes the scores of keys after the query minus infinity.
+fn hide_later(scores: &Tensor, sequence: usize, dtype: DType) -> Result<Tensor> {
+    let positions = Tensor::arange(0, sequence as u32, scores.device())?;
+    let visible = positions
+        .unsqueeze(1)?
+        .broadcast_as((sequence, sequence))?
+        .ge(&positions.unsqueeze(0)?.broadcast_as((sequence, sequence))?)?
+        .broadcast_as(scores.shape())?;
+    let hidden = Tensor::full(f32::NEG_INFINITY, (), scores.device())?
+        .to_dtype(dtype)?
+        .broadcast_as(scores.shape())?;
+    visible.where_cond(scores, &hidden)
+}
+
 struct Attention {
+    mask: Mask,
     scale: f32,
     /// Of each query, for the backward pass.
     statistics: OnceLock<Vec<RowStatistics>>,
@@ -153,7 +201,7 @@ impl<T: Element> Inputs<'_, T> {
 
 impl CustomOp3 for Attention {
     fn name(&self) -> &'static str {
-        NAME
+        self.mask.operation()
     }
 
     fn cpu_fwd(
@@ -165,14 +213,14 @@ impl CustomOp3 for Attention {
         v: &CpuStorage,
         v_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        with_element!(q.dtype(), NAME, T => {
+        with_element!(q.dtype(), self.name(), T => {
             let inputs = Inputs {
-                queries: Heads::<T>::new(NAME, q, q_layout)?,
-                keys: Heads::<T>::new(NAME, k, k_layout)?,
-                values: Heads::<T>::new(NAME, v, v_layout)?,
+                queries: Heads::<T>::new(self.name(), q, q_layout)?,
+                keys: Heads::<T>::new(self.name(), k, k_layout)?,
+                values: Heads::<T>::new(self.name(), v, v_layout)?,
                 batch: q_layout.dims()[0],
             };
-            let (out, statistics) = attend(&inputs, self.scale);
+            let (out, statistics) = attend(&inputs, self.mask, self.scale);
             self.statistics.get_or_init(|| statistics);
             Ok((T::store(out), q_layout.shape().clone()))
         })
@@ -187,18 +235,18 @@ impl CustomOp3 for Attention {
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let Some(statistics) = self.statistics.get() else {
-            bail!("{NAME}: the backward pass ran before the forward pass");
+            bail!("{}: the backward pass ran before the forward pass", self.name());
         };
         let gradient = with_adjacent_elements(gradient)?;
-        let locks = [q, k, v, &gradient].map(|tensor| CpuTensor::lock(NAME, tensor));
-        with_element!(q.dtype(), NAME, T => {
+        let locks = [q, k, v, &gradient].map(|tensor| CpuTensor::lock(self.name(), tensor));
+        with_element!(q.dtype(), self.name(), T => {
             let inputs = Inputs {
-                queries: Heads::<T>::of(NAME, &locks[0])?,
-                keys: Heads::<T>::of(NAME, &locks[1])?,
-                values: Heads::<T>::of(NAME, &locks[2])?,
+                queries: Heads::<T>::of(self.name(), &locks[0])?,
+                keys: Heads::<T>::of(self.name(), &locks[1])?,
+                values: Heads::<T>::of(self.name(), &locks[2])?,
                 batch: q.dims()[0],
             };
-            let [dq, dk, dv] = gradients(&inputs, Heads::<T>::of(NAME, &locks[3])?, statistics, self.scale);
+            let [dq, dk, dv] = gradients(&inputs, Heads::<T>::of(self.name(), &locks[3])?, statistics, self.mask, self.scale);
             Ok((
                 q.track_op().then(|| tensor_like(dq, q)).transpose()?,
                 k.track_op().then(|| tensor_like(dk, k)).transpose()?,
@@ -210,7 +258,7 @@ impl CustomOp3 for Attention {
 
 /// Returns the attended values, row-major in the shape of the queries, and the statistics of each row
 /// of scores.
-fn attend<T: Element>(inputs: &Inputs<T>, scale: f32) -> (Vec<T>, Vec<RowStatistics>) {
+fn attend<T: Element>(inputs: &Inputs<T>, mask: Mask, scale: f32) -> (Vec<T>, Vec<RowStatistics>) {
     let Heads { sequence, size, .. } = inputs.queries;
     let mut out = bytemuck::zeroed_vec::<T>(inputs.planes() * inputs.plane_elements());
     let mut statistics = vec![RowStatistics::default(); inputs.planes() * sequence];
@@ -230,17 +278,21 @@ fn attend<T: Element>(inputs: &Inputs<T>, scale: f32) -> (Vec<T>, Vec<RowStatist
                 .for_each(|(block, (out, statistics))| {
                     let first = block * QUERY_BLOCK;
                     let queries = inputs.queries.rows(plane, first..first + statistics.len());
-                    attend_block(&queries, &keys, &values, scale, first, out, statistics);
+                    let seen = mask.seen_before(first + statistics.len(), sequence);
+                    let (keys, values) = (&keys[..seen * size], &values[..seen * size]);
+                    attend_block(&queries, keys, values, mask, scale, first, out, statistics);
                 });
         });
     (out, statistics)
 }
 
-/// Attends from the queries at `first..` to the keys up to the last of them.
+/// Attends from the queries at `first..` to the keys that the last of them sees.
+#[expect(clippy::too_many_arguments, reason = "three inputs, two outputs and where they lie")]
 fn attend_block<T: Element>(
     queries: &[f32],
     keys: &[f32],
     values: &[f32],
+    mask: Mask,
     scale: f32,
     first: usize,
     out: &mut [T],
@@ -248,14 +300,14 @@ fn attend_block<T: Element>(
 ) {
     let rows = statistics.len();
     let size = out.len() / rows;
-    let visible = first + rows;
-    let keys = Matrix::new(&keys[..visible * size], visible, size);
-    let values = Matrix::new(&values[..visible * size], visible, size);
+    let visible = keys.len() / size;
+    let keys = Matrix::new(keys, visible, size);
+    let values = Matrix::new(values, visible, size);
 
     let mut scores = vec![0f32; rows * visible];
     let queries = Matrix::new(queries, rows, size);
     multiply(scale, queries, keys.transposed(), Destination::Overwrite, &mut scores);
-    exponentiate_rows(&mut scores, visible, first, statistics);
+    exponentiate_rows(&mut scores, visible, mask, first, statistics);
 
     let mut attended = vec![0f32; rows * size];
     let weights = Matrix::new(&scores, rows, visible);
@@ -279,6 +331,7 @@ fn gradients<T: Element>(
     inputs: &Inputs<T>,
     gradient: Heads<T>,
     statistics: &[RowStatistics],
+    mask: Mask,
     scale: f32,
 ) -> [Vec<T>; 3] {
     let sequence = inputs.queries.sequence;
@@ -295,7 +348,7 @@ fn gradients<T: Element>(
             .enumerate()
             .for_each(|(plane, ((dq, dk), dv))| {
                 let statistics = &statistics[plane * sequence..][..sequence];
-                plane_gradients(inputs, &gradient, plane, statistics, scale, dq, dk, dv);
+                plane_gradients(inputs, &gradient, plane, statistics, mask, scale, dq, dk, dv);
             });
     }
     let group = inputs.group();
@@ -312,6 +365,7 @@ fn plane_gradients<T: Element>(
     gradient: &Heads<T>,
     plane: usize,
     statistics: &[RowStatistics],
+    mask: Mask,
     scale: f32,
     dq: &mut [T],
     dk: &mut [f32],
@@ -329,9 +383,9 @@ fn plane_gradients<T: Element>(
     for (block, (dq, statistics)) in blocks.enumerate() {
         let first = block * QUERY_BLOCK;
         let rows = statistics.len();
-        let visible = first + rows;
-        let queries = inputs.queries.rows(plane, first..visible);
-        let gradient = gradient.rows(plane, first..visible);
+        let visible = mask.seen_before(first + rows, sequence);
+        let queries = inputs.queries.rows(plane, first..first + rows);
+        let gradient = gradient.rows(plane, first..first + rows);
         let queries = Matrix::new(&queries, rows, size);
         let gradient = Matrix::new(&gradient, rows, size);
         let keys = Matrix::new(&keys[..visible * size], visible, size);
@@ -342,7 +396,7 @@ fn plane_gradients<T: Element>(
 
         multiply(scale, queries, keys.transposed(), Destination::Overwrite, scores);
         multiply(1.0, gradient, values.transposed(), Destination::Overwrite, d_scores);
-        differentiate_rows(scores, d_scores, visible, first, statistics);
+        differentiate_rows(scores, d_scores, visible, mask, first, statistics);
 
         let probabilities = Matrix::new(scores, rows, visible);
         let d_scores = Matrix::new(d_scores, rows, visible);
@@ -384,11 +438,11 @@ fn sum_groups(planes: Vec<f32>, group: usize, plane_elements: usize) -> Vec<f32>
     sums
 }
 
-/// Turns scores into unnormalised probabilities: row `i` sees the keys up to `first + i`.
+/// Turns scores into unnormalised probabilities; row `i` is of the query at `first + i`.
 #[multiversion(targets = "simd")]
-fn exponentiate_rows(scores: &mut [f32], visible: usize, first: usize, statistics: &mut [RowStatistics]) {
+fn exponentiate_rows(scores: &mut [f32], visible: usize, mask: Mask, first: usize, statistics: &mut [RowStatistics]) {
     for (i, (row, statistics)) in scores.chunks_exact_mut(visible).zip(statistics).enumerate() {
-        let (seen, hidden) = row.split_at_mut(first + i + 1);
+        let (seen, hidden) = row.split_at_mut(mask.seen_before(first + i + 1, visible));
         let maximum = lanes::maximum(seen);
         let sum = lanes::replace_and_sum(seen, |x| exp(x - maximum));
         hidden.fill(0.0);
@@ -405,13 +459,14 @@ fn differentiate_rows(
     scores: &mut [f32],
     d_scores: &mut [f32],
     visible: usize,
+    mask: Mask,
     first: usize,
     statistics: &[RowStatistics],
 ) {
     let rows = scores.chunks_exact_mut(visible).zip(d_scores.chunks_exact_mut(visible));
     for (i, ((row, d_row), statistics)) in rows.zip(statistics).enumerate() {
-        let (seen, hidden) = row.split_at_mut(first + i + 1);
-        let (d_seen, d_hidden) = d_row.split_at_mut(first + i + 1);
+        let (seen, hidden) = row.split_at_mut(mask.seen_before(first + i + 1, visible));
+        let (d_seen, d_hidden) = d_row.split_at_mut(mask.seen_before(first + i + 1, visible));
         for x in seen.iter_mut() {
             *x = exp(*x - statistics.maximum) * statistics.inverse_sum;
         }

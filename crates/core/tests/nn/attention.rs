@@ -1,7 +1,7 @@
-//! Causal attention against the textbook formula, for whole, grouped and strided heads.
+//! Attention, causal and of all to all, against the textbook formula, for whole, grouped and strided heads.
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
-use sconce_core::nn::causal_attention;
+use sconce_core::nn::{attention, causal_attention};
 
 use crate::oracle::{check, check_large, error, numbers, run, values};
 use crate::rotary::permuted;
@@ -33,6 +33,11 @@ impl Sizes {
     }
 
     fn closed_form(&self, inputs: &[Vec<f64>]) -> Vec<f64> {
+        self.definition(inputs, |query| query + 1)
+    }
+
+    /// Query `i` sees the first `seen(i)` keys.
+    fn definition(&self, inputs: &[Vec<f64>], seen: impl Fn(usize) -> usize) -> Vec<f64> {
         let &Self {
             batch,
             heads,
@@ -47,7 +52,7 @@ impl Sizes {
             let row =
                 |tensor: usize, plane: usize, row: usize| &inputs[tensor][(plane * sequence + row) * size..][..size];
             for i in 0..sequence {
-                let weights: Vec<f64> = (0..=i)
+                let weights: Vec<f64> = (0..seen(i))
                     .map(|j| {
                         let dot: f64 = row(0, plane, i).iter().zip(row(1, shared, j)).map(|(q, k)| q * k).sum();
                         (SCALE * dot).exp()
@@ -55,13 +60,17 @@ impl Sizes {
                     .collect();
                 let sum: f64 = weights.iter().sum();
                 for column in 0..size {
-                    let attended = (0..=i).map(|j| weights[j] / sum * row(2, shared, j)[column]);
+                    let attended = (0..seen(i)).map(|j| weights[j] / sum * row(2, shared, j)[column]);
                     out.push(attended.sum());
                 }
             }
         }
         out
     }
+}
+
+fn attend_to_all(x: &[Tensor]) -> Result<Tensor> {
+    attention(&x[0], &x[1], &x[2], SCALE)
 }
 
 fn attend(x: &[Tensor]) -> Result<Tensor> {
@@ -109,6 +118,9 @@ fn attention_agrees_with_its_definition_and_its_differences() {
         };
         let case = format!("attention {batch} {heads}/{kv_heads} {sequence} {size}");
         check(&case, &sizes.inputs(), attend, |x| sizes.closed_form(x));
+        check(&format!("{case}, to all"), &sizes.inputs(), attend_to_all, |x| {
+            sizes.definition(x, |_| sequence)
+        });
     }
 }
 
@@ -160,6 +172,27 @@ fn attention_agrees_with_candle_and_on_any_number_of_threads() {
             attend,
             composition,
         );
+    }
+}
+
+#[test]
+fn attention_to_all_agrees_with_candle_and_on_any_number_of_threads() {
+    for (heads, kv_heads) in [(4, 4), (4, 2)] {
+        let sizes = Sizes {
+            batch: 2,
+            heads,
+            kv_heads,
+            sequence: 150,
+            size: 16,
+        };
+        let case = format!("attention to all {heads}/{kv_heads}");
+        check_large(&case, &sizes.inputs(), attend_to_all, |x| {
+            let shape = (2, heads, 150, 16);
+            let repeat =
+                |tensor: &Tensor| Tensor::cat(&vec![tensor.unsqueeze(2)?; heads / kv_heads], 2)?.reshape(shape);
+            let scores = (x[0].matmul(&repeat(&x[1])?.transpose(2, 3)?)? * SCALE)?;
+            candle_nn::ops::softmax(&scores, D::Minus1)?.matmul(&repeat(&x[2])?)
+        });
     }
 }
 
