@@ -13,7 +13,7 @@
 //! | [`LoraLinear`] | a frozen [`Linear`] with a trained product of thin matrices beside it |
 //! | [`Embedding`] | parallel gather, and scatter-add in a fixed order |
 //! | [`RotaryEmbedding`] | reads transposed views in place |
-//! | [`causal_attention`], [`attention`] | grouped-query, without quadratic memory |
+//! | [`causal_attention`], [`attention`] | grouped-query, without quadratic memory; [`masked_attention`] within windows and documents |
 //! | [`swiglu`] | `silu(gate) · up` |
 //! | [`Dropout`] | the same mask both ways, made from the rank's random state; in any dtype |
 //! | [`cross_entropy`] | no `[n, vocab]` temporaries but the gradient |
@@ -43,6 +43,7 @@
 
 mod arguments;
 mod attention;
+mod causal_mask;
 mod cross_entropy;
 mod dropout;
 mod element;
@@ -62,7 +63,8 @@ mod row_blocks;
 mod softmax;
 mod swiglu;
 
-pub use attention::{attention, causal_attention};
+pub use attention::{attention, causal_attention, masked_attention};
+pub use causal_mask::CausalMask;
 pub use cross_entropy::cross_entropy;
 pub use dropout::Dropout;
 #[doc(hidden)]
