@@ -92,7 +92,10 @@ fn rope_scaling_is_read_from_both_generations_of_the_file() {
 fn each_family_has_its_own_windows_biases_and_norms() {
     let family = |model_type: &str, changes: Value| {
         let mut config = with(json!({"model_type": model_type, "architectures": null, "num_hidden_layers": 3}));
-        config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        config
+            .as_object_mut()
+            .unwrap()
+            .extend(changes.as_object().unwrap().clone());
         parse(&config).unwrap()
     };
     // What Mistral's file leaves out is a window of 4096; null is none.

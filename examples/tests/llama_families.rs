@@ -35,14 +35,22 @@ fn logits_losses_and_gradient_norms_of_every_family_are_those_of_transformers() 
             serde_json::from_str(&std::fs::read_to_string(folder(case).join("expected.json"))?)?;
         let found = f64::from(loss.to_scalar::<f32>()?);
         let wanted = recorded["loss"].as_f64().expect("a number");
-        assert!((found - wanted).abs() <= 2e-5, "{case}: loss {found}, expected {wanted}");
+        assert!(
+            (found - wanted).abs() <= 2e-5,
+            "{case}: loss {found}, expected {wanted}"
+        );
 
         let gradients = loss.backward()?;
         let norms = recorded["grad_norms"].as_object().expect("a map");
         assert_eq!(norms.len(), variables.len(), "{case}");
         for (name, variable) in &variables {
             let gradient = gradients.get(variable).expect("every parameter is used");
-            let norm = gradient.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar::<f64>()?.sqrt();
+            let norm = gradient
+                .to_dtype(DType::F64)?
+                .sqr()?
+                .sum_all()?
+                .to_scalar::<f64>()?
+                .sqrt();
             let wanted = norms[name].as_f64().expect("a number");
             // Biases of keys have no influence: their gradient is rounding.
             assert!(
@@ -96,11 +104,17 @@ fn merged_adapters_are_weights_of_a_model_that_computes_the_same() -> Result<()>
         let config = LlamaConfig::from_model_folder(&ModelFolder::open(&folder("qwen2").join("model"))?)?;
         let mut values = base("qwen2")?;
         for (name, tensor) in base("qwen2")? {
-            let Some(layer) = name.strip_suffix("_proj.weight") else { continue };
+            let Some(layer) = name.strip_suffix("_proj.weight") else {
+                continue;
+            };
             let (rows, columns) = tensor.dims2()?;
             let half = |rows: usize, columns: usize| {
                 let wave = |i: usize| (i as f32 * 0.7 + name.len() as f32).sin() * 0.3;
-                Tensor::from_vec(Vec::from_iter((0..rows * columns).map(wave)), (rows, columns), &Device::Cpu)
+                Tensor::from_vec(
+                    Vec::from_iter((0..rows * columns).map(wave)),
+                    (rows, columns),
+                    &Device::Cpu,
+                )
             };
             values.insert(format!("{layer}_proj.lora_A.weight"), half(4, columns)?);
             values.insert(format!("{layer}_proj.lora_B.weight"), half(rows, 4)?);
@@ -119,18 +133,27 @@ fn merged_adapters_are_weights_of_a_model_that_computes_the_same() -> Result<()>
 }
 
 fn folder(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama-families").join(case)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/llama-families")
+        .join(case)
 }
 
 fn base(case: &str) -> Result<HashMap<String, Tensor>> {
-    Ok(candle_core::safetensors::load(folder(case).join("model/model.safetensors"), &Device::Cpu)?)
+    Ok(candle_core::safetensors::load(
+        folder(case).join("model/model.safetensors"),
+        &Device::Cpu,
+    )?)
 }
 
 fn opened(case: &str) -> Result<(LlamaConfig, Llama, BTreeMap<String, Var>)> {
     let config = LlamaConfig::from_model_folder(&ModelFolder::open(&folder(case).join("model"))?)?;
-    let variables = base(case)?.into_iter().map(|(name, tensor)| Ok((name, Var::from_tensor(&tensor)?)));
+    let variables = base(case)?
+        .into_iter()
+        .map(|(name, tensor)| Ok((name, Var::from_tensor(&tensor)?)));
     let variables = variables.collect::<Result<BTreeMap<_, _>>>()?;
-    let tensors = variables.iter().map(|(name, variable)| (name.clone(), variable.as_tensor().clone()));
+    let tensors = variables
+        .iter()
+        .map(|(name, variable)| (name.clone(), variable.as_tensor().clone()));
     let vb = VarBuilder::from_tensors(tensors.collect(), DType::F32, &Device::Cpu);
     let model = Llama::new(&config, vb)?;
     Ok((config, model, variables))
@@ -144,7 +167,10 @@ fn assert_far(a: &Tensor, b: &Tensor) -> Result<bool> {
 /// Tolerance of f32 logits: 1e-5 absolute plus 1e-4 relative.
 fn assert_near(name: &str, found: &Tensor, expected: &Tensor) -> Result<()> {
     assert_eq!(found.dims(), expected.dims(), "{name}");
-    let (found, expected) = (found.flatten_all()?.to_vec1::<f32>()?, expected.flatten_all()?.to_vec1::<f32>()?);
+    let (found, expected) = (
+        found.flatten_all()?.to_vec1::<f32>()?,
+        expected.flatten_all()?.to_vec1::<f32>()?,
+    );
     for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
         assert!(
             (found - expected).abs() <= 1e-5 + 1e-4 * expected.abs(),

@@ -9,7 +9,15 @@ use sconce_core::export::PeftConfig;
 use sconce_core::nn::{Linear, LoraLinear, LoraOptions, linear_b, lora_linear};
 
 /// Names of the projections that can have adapters.
-const PROJECTIONS: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+const PROJECTIONS: [&str; 7] = [
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+];
 
 /// Which projections of a model have adapters, and of what kind.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,7 +46,11 @@ impl Adapters {
             );
             chosen.insert(target.clone());
         }
-        ensure!(!chosen.is_empty(), "no projections are named; expected some of {}", PROJECTIONS.join(", "));
+        ensure!(
+            !chosen.is_empty(),
+            "no projections are named; expected some of {}",
+            PROJECTIONS.join(", ")
+        );
         ensure!(options.rank > 0, "the rank of adapters is 0, expected at least 1");
         ensure!(
             (0.0..1.0).contains(&options.dropout),
@@ -72,7 +84,11 @@ impl Adapters {
     /// If an adapter is not whole, or its layer has no weight; failures of candle.
     pub fn merge(&self, tensors: Vec<(String, Tensor)>) -> Result<Vec<(String, Tensor)>> {
         let mut by_name = BTreeMap::from_iter(tensors);
-        let layers = Vec::from_iter(by_name.keys().filter_map(|name| name.strip_suffix(".lora_A.weight").map(str::to_owned)));
+        let layers = Vec::from_iter(
+            by_name
+                .keys()
+                .filter_map(|name| name.strip_suffix(".lora_A.weight").map(str::to_owned)),
+        );
         for layer in layers {
             let mut take = |part: &str| by_name.remove(&format!("{layer}{part}"));
             let parts = (take(".weight"), take(".lora_A.weight"), take(".lora_B.weight"));

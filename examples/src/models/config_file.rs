@@ -162,7 +162,9 @@ impl ConfigFile {
         }
         let Some(types) = &self.layer_types else {
             let first = self.max_window_layers.unwrap_or(28);
-            return Ok((0..layers).map(|layer| Some(window).filter(|_| layer >= first)).collect());
+            return Ok((0..layers)
+                .map(|layer| Some(window).filter(|_| layer >= first))
+                .collect());
         };
         ensure!(
             types.len() == self.num_hidden_layers,

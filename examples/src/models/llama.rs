@@ -199,7 +199,9 @@ fn next_labels(tokens: &Tensor, labels: &Tensor) -> Result<Tensor> {
         );
     }
     if sequence < 2 {
-        candle_core::bail!("sequences have {sequence} tokens, expected at least 2: one to predict from, one to predict");
+        candle_core::bail!(
+            "sequences have {sequence} tokens, expected at least 2: one to predict from, one to predict"
+        );
     }
     // The labels are moved rather than the logits cut: a narrowed view of the logits would be copied, and its
     // gradient padded back, at the size of the whole vocabulary.

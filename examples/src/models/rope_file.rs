@@ -41,7 +41,10 @@ impl RopeFields {
     /// # Errors
     /// If the file asks for another kind, or leaves out what its kind needs.
     pub(super) fn read(&self, max_position_embeddings: usize) -> Result<(f64, RopeScaling)> {
-        let nested = self.rope_parameters.as_ref().and_then(|parameters| parameters.rope_theta);
+        let nested = self
+            .rope_parameters
+            .as_ref()
+            .and_then(|parameters| parameters.rope_theta);
         let theta = nested.or(self.rope_theta).unwrap_or(10_000.0);
         let found = match (&self.rope_parameters, &self.rope_scaling) {
             (Some(parameters), _) => Some(("rope_parameters", parameters.clone())),
@@ -84,7 +87,13 @@ impl RopeParameters {
     fn yarn(&self, original: usize, max_position_embeddings: usize) -> RopeScaling {
         let longer = max_position_embeddings as f64 / original.max(1) as f64;
         let factor = self.factor.unwrap_or(longer);
-        let growth = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
+        let growth = |scale: f64| {
+            if factor <= 1.0 {
+                1.0
+            } else {
+                0.1 * scale * factor.ln() + 1.0
+            }
+        };
         let nonzero = |value: Option<f64>| value.filter(|value| *value != 0.0);
         let inferred = match (nonzero(self.mscale), nonzero(self.mscale_all_dim)) {
             (Some(mscale), Some(all)) => growth(mscale) / growth(all),

@@ -48,7 +48,9 @@ impl RotaryTables {
     pub(super) fn for_sequence(&self, sequence: usize) -> Result<RotaryEmbedding> {
         let longest = self.scaling.longest(self.max_position_embeddings);
         if sequence > longest {
-            bail!("the sequences have {sequence} tokens, expected at most {longest}, for which the model is configured");
+            bail!(
+                "the sequences have {sequence} tokens, expected at most {longest}, for which the model is configured"
+            );
         }
         let stretched_for = match self.scaling {
             RopeScaling::Dynamic { .. } => sequence.max(self.max_position_embeddings),
@@ -76,9 +78,14 @@ impl RotaryTables {
             self.scaling
                 .frequencies(self.head_dim, self.theta, self.max_position_embeddings, stretched_for);
         // Tables are f32 for 16 bits too: angles are not rounded.
-        let dtype = if self.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let dtype = if self.dtype == DType::F64 {
+            DType::F64
+        } else {
+            DType::F32
+        };
         let table = |function: fn(f64) -> f64| {
-            let angles = (0..positions).flat_map(|position| frequencies.iter().map(move |angle| position as f64 * angle));
+            let angles =
+                (0..positions).flat_map(|position| frequencies.iter().map(move |angle| position as f64 * angle));
             let values = Vec::from_iter(angles.map(|angle| factor * function(angle)));
             Tensor::from_vec(values, (positions, frequencies.len()), &Device::Cpu)?
                 .to_dtype(dtype)?

@@ -49,7 +49,9 @@ impl ChatTemplate {
         if !file.is_file() {
             return Ok(None);
         }
-        let Some(text) = template_in(&file)? else { return Ok(None) };
+        let Some(text) = template_in(&file)? else {
+            return Ok(None);
+        };
         let origin = format!("{}, chat_template", file.display());
         Self::parse(&text, origin, special_tokens).map(Some)
     }

@@ -68,9 +68,9 @@ impl Sample {
         }
         match fields.remove("text") {
             Some(Value::String(text)) => Ok(Self::Text(text)),
-            Some(other) => bail!(
-                "`text` is {other}, expected a string; expected a JSON object such as {{\"text\": \"...\"}}"
-            ),
+            Some(other) => {
+                bail!("`text` is {other}, expected a string; expected a JSON object such as {{\"text\": \"...\"}}")
+            }
             None => bail!(
                 "the object has no `text`; expected a JSON object such as {{\"text\": \"...\"}}, \
                  {{\"instruction\": \"...\", \"output\": \"...\"}} or {{\"messages\": [...]}}"

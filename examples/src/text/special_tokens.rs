@@ -42,7 +42,9 @@ impl SpecialTokens {
     pub fn read(folder: &ModelFolder, encoder: &TextEncoder) -> Result<Self> {
         let mut by_name = BTreeMap::new();
         for file in ["tokenizer_config.json", "special_tokens_map.json"] {
-            let Some(values) = json(&folder.directory.join(file))? else { continue };
+            let Some(values) = json(&folder.directory.join(file))? else {
+                continue;
+            };
             for name in NAMED {
                 // A token is text, or an object that says how it is found in text.
                 let value = values.get(name).map(|value| value.get("content").unwrap_or(value));

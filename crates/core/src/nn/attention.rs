@@ -485,12 +485,7 @@ fn sum_groups(planes: Vec<f32>, group: usize, plane_elements: usize) -> Vec<f32>
 
 /// Turns scores into unnormalised probabilities; each row sees `seen` of the keys.
 #[multiversion(targets = "simd")]
-fn exponentiate_rows(
-    scores: &mut [f32],
-    visible: usize,
-    seen: &[Range<usize>],
-    statistics: &mut [RowStatistics],
-) {
+fn exponentiate_rows(scores: &mut [f32], visible: usize, seen: &[Range<usize>], statistics: &mut [RowStatistics]) {
     let rows = scores.chunks_exact_mut(visible).zip(seen);
     for ((row, range), statistics) in rows.zip(statistics) {
         let seen = &mut row[range.clone()];

@@ -165,7 +165,10 @@ fn a_mask_for_other_positions_is_refused() {
     let refused = |mask: CausalMask| error(masked_attention(&q, &q, &q, SCALE, &mask));
     assert!(refused(CausalMask::documents(vec![0; 4])).contains("1 rows of 3 positions: it has starts for 4"));
     let later = refused(CausalMask::documents(vec![0, 2, 2]));
-    assert!(later.contains("position 1 of row 0 is said to be in a document that begins at 2"), "{later}");
+    assert!(
+        later.contains("position 1 of row 0 is said to be in a document that begins at 2"),
+        "{later}"
+    );
     assert!(refused(CausalMask::default().within(Some(0))).contains("a window of 0 sees nothing"));
 }
 
