@@ -9,10 +9,12 @@
 mod checkpoint;
 mod cli;
 mod command_error;
+mod config;
 mod env;
 mod launch;
 mod merge_weights;
 mod report;
 mod terminal;
+mod to_fsdp2;
 
 pub use cli::run;
