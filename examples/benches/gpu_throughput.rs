@@ -78,9 +78,7 @@ fn main() -> Result<()> {
         max_position_embeddings: arguments.sequence,
         rms_norm_eps: 1e-5,
         rope_theta: 500_000.0,
-        tie_word_embeddings: false,
-        attention_bias: false,
-        mlp_bias: false,
+        ..LlamaConfig::default()
     };
     let strategy: Box<dyn ShardingStrategy> = if arguments.shard {
         Box::new(ZeroStage::Three {

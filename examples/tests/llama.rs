@@ -209,6 +209,7 @@ fn every_head_layout_and_bias_setting_uses_every_parameter() -> Result<()> {
             num_key_value_heads: key_value_heads,
             head_dim,
             attention_bias,
+            attention_output_bias: attention_bias,
             mlp_bias,
             ..fixture_config()?
         };

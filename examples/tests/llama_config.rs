@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use sconce_examples::models::LlamaConfig;
+use sconce_examples::models::{LlamaConfig, RopeScaling};
 use serde_json::{Value, json};
 
 fn minimal() -> Value {
@@ -40,12 +40,7 @@ fn what_the_file_leaves_out_has_the_defaults_of_transformers() {
         num_attention_heads: 6,
         num_key_value_heads: 6,
         head_dim: 4,
-        max_position_embeddings: 2048,
-        rms_norm_eps: 1e-6,
-        rope_theta: 10_000.0,
-        tie_word_embeddings: false,
-        attention_bias: false,
-        mlp_bias: false,
+        ..LlamaConfig::default()
     };
     assert_eq!(config, expected);
     assert_eq!(
@@ -67,6 +62,56 @@ fn rope_theta_is_read_from_both_generations_of_the_file() {
             .rope_theta,
         5e5
     );
+}
+
+#[test]
+fn rope_scaling_is_read_from_both_generations_of_the_file() {
+    let scaling = |changes| parse(&with(changes)).unwrap().rope_scaling;
+    assert_eq!(
+        scaling(json!({"rope_scaling": {"type": "linear", "factor": 2.0}})),
+        RopeScaling::Linear { factor: 2.0 }
+    );
+    assert_eq!(
+        scaling(json!({"rope_parameters": {"rope_type": "dynamic", "factor": 4, "rope_theta": 5e5}})),
+        RopeScaling::Dynamic { factor: 4.0 }
+    );
+    let llama3 = json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}});
+    assert_eq!(
+        scaling(llama3),
+        RopeScaling::Llama3 {
+            factor: 8.0,
+            low_frequency_factor: 1.0,
+            high_frequency_factor: 4.0,
+            original: 8192
+        }
+    );
+}
+
+#[test]
+fn each_family_has_its_own_windows_biases_and_norms() {
+    let family = |model_type: &str, changes: Value| {
+        let mut config = with(json!({"model_type": model_type, "architectures": null, "num_hidden_layers": 3}));
+        config
+            .as_object_mut()
+            .unwrap()
+            .extend(changes.as_object().unwrap().clone());
+        parse(&config).unwrap()
+    };
+    // What Mistral's file leaves out is a window of 4096; null is none.
+    assert_eq!(family("mistral", json!({})).sliding_windows, [Some(4096); 3]);
+    assert_eq!(family("mistral", json!({"sliding_window": null})).sliding_windows, []);
+    let qwen2 = json!({"use_sliding_window": true, "sliding_window": 8, "max_window_layers": 2});
+    assert_eq!(family("qwen2", qwen2).sliding_windows, [None, None, Some(8)]);
+    let qwen2 = family("qwen2", json!({"sliding_window": 8}));
+    assert_eq!(qwen2.sliding_windows, []);
+    assert!(qwen2.attention_bias && !qwen2.attention_output_bias && !qwen2.query_key_norm);
+    let qwen3 = family("qwen3", json!({}));
+    assert!(!qwen3.attention_bias && qwen3.query_key_norm);
+    assert_eq!(qwen3.head_dim, 128);
+    let llama = family("llama", json!({"sliding_window": 8, "attention_bias": true}));
+    assert_eq!(llama.sliding_windows, []);
+    assert!(llama.attention_bias && llama.attention_output_bias);
 }
 
 #[test]
@@ -104,6 +149,7 @@ fn another_architecture_is_one_error_with_file_found_and_supported() {
     }
     assert!(error_of(json!({"architectures": ["LlamaForSequenceClassification"]})).contains("supported"));
     assert!(error_of(json!({"model_type": "mistral"})).contains("\"mistral\""));
+    assert!(error_of(json!({"model_type": "gemma", "architectures": null})).contains("\"gemma\""));
     assert!(error_of(json!({"model_type": null, "architectures": null})).contains("missing"));
     assert!(parse(&with(json!({"architectures": null}))).is_ok());
 }
@@ -112,8 +158,14 @@ fn another_architecture_is_one_error_with_file_found_and_supported() {
 fn settings_that_would_change_the_result_and_are_not_implemented_are_errors() {
     assert!(error_of(json!({"hidden_act": "gelu"})).contains("`hidden_act` is \"gelu\", supported is \"silu\""));
     assert!(error_of(json!({"attention_dropout": 0.1})).contains("attention_dropout"));
-    assert!(error_of(json!({"rope_parameters": {"rope_type": "llama3"}})).contains("\"llama3\""));
-    assert!(error_of(json!({"rope_scaling": {"type": "linear", "factor": 2.0}})).contains("\"linear\""));
+    assert!(error_of(json!({"rope_parameters": {"rope_type": "longrope"}})).contains("\"longrope\""));
+    assert!(error_of(json!({"rope_scaling": {"type": "linear"}})).contains("`factor` is missing"));
+    let wavelengths = json!({"rope_scaling": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}});
+    assert!(error_of(wavelengths).contains("`high_freq_factor` of the rotary settings is 1, expected more than"));
+    let layers = json!({"model_type": "qwen2", "architectures": null, "use_sliding_window": true,
+        "layer_types": ["chunked_attention"]});
+    assert!(error_of(layers).contains("`layer_types` has \"chunked_attention\""));
     assert!(error_of(json!({"rope_parameters": {"partial_rotary_factor": 0.5}})).contains("partial_rotary_factor"));
 }
 

@@ -179,9 +179,7 @@ fn config(sequence: usize) -> LlamaConfig {
         max_position_embeddings: sequence,
         rms_norm_eps: 1e-5,
         rope_theta: 10_000.0,
-        tie_word_embeddings: false,
-        attention_bias: false,
-        mlp_bias: false,
+        ..LlamaConfig::default()
     }
 }
 

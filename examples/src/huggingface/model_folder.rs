@@ -36,6 +36,18 @@ impl ModelFolder {
     /// If a file is missing, a weight file is truncated or malformed, or the index names a file outside the folder or
     /// lists other tensors than its shards hold.
     pub fn open(directory: &Path) -> Result<Self> {
+        let folder = Self::open_without_weights(directory)?;
+        Ok(Self {
+            weights: find_weights(directory)?,
+            ..folder
+        })
+    }
+
+    /// Opens a folder for what describes the model and its text, to begin with other weights; [`ModelFolder::weights`] is empty.
+    ///
+    /// # Errors
+    /// If there is no `config.json`.
+    pub fn open_without_weights(directory: &Path) -> Result<Self> {
         let config_path = directory.join(CONFIG_FILE);
         let config = fs::read_to_string(&config_path).with_context(|| {
             format!(
@@ -47,7 +59,7 @@ impl ModelFolder {
         Ok(Self {
             directory: directory.to_owned(),
             config,
-            weights: find_weights(directory)?,
+            weights: Vec::new(),
             tokenizer,
         })
     }

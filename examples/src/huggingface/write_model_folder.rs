@@ -12,7 +12,8 @@ use super::ModelFolder;
 use super::model_folder::CONFIG_FILE;
 
 /// Files beside config and weights without which a trained folder could not be used like the one it came from.
-const COMPANION_FILES: [&str; 5] = [
+const COMPANION_FILES: [&str; 6] = [
+    "chat_template.jinja",
     "generation_config.json",
     "special_tokens_map.json",
     "tokenizer.json",

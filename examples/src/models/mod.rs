@@ -3,10 +3,17 @@
 //! Each model takes its parameters from a [`candle_nn::VarBuilder`] under the names of the HuggingFace
 //! implementation, so that a model folder loads without a conversion and a trained one is written back the same way.
 
-mod cogvideox;
+mod adapters;
+pub mod cogvideox;
+mod config_file;
 mod llama;
 mod llama_config;
+mod rope_file;
+mod rope_scaling;
+mod rotary_tables;
 
-pub use cogvideox::{Adapters, CogVideoXConfig, CogVideoXTransformer, VideoInput};
-pub use llama::Llama;
-pub use llama_config::LlamaConfig;
+pub use adapters::Adapters;
+pub use cogvideox::{CogVideoXConfig, CogVideoXTransformer, VideoInput};
+pub use llama::{Llama, Reading};
+pub use llama_config::{Family, LlamaConfig};
+pub use rope_scaling::RopeScaling;

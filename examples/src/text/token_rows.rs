@@ -8,14 +8,15 @@ use candle_core::{Device, Tensor};
 use sconce_core::Dataset;
 
 use super::TextEncoder;
-use super::documents::read_documents;
+use super::documents::read_samples;
+use super::sample::Sample;
 use super::token_file::read_token_file;
 
 /// Tokens in a row of text where the user does not say.
 pub const DEFAULT_SEQUENCE_LENGTH: usize = 128;
 
 /// Label of a position that does not count in the loss.
-const IGNORED_LABEL: i64 = -100;
+pub(super) const IGNORED_LABEL: i64 = -100;
 
 /// Token ids as `rows` rows of `sequence_length`, row after row.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +40,10 @@ pub struct TokenBatch {
     pub tokens: Tensor,
     /// Labels, i64 [batch, sequence], -100 where a position does not count.
     pub labels: Tensor,
+    /// Where rows hold several documents: for each position, row after row, where its document begins in the row.
+    pub document_starts: Option<Vec<u32>>,
+    /// How many of the tokens are read, those not counted that fill up rows.
+    pub tokens_read: usize,
 }
 
 impl Dataset for TokenRows {
@@ -55,11 +60,31 @@ impl Dataset for TokenRows {
         Ok(TokenBatch {
             tokens: Tensor::from_vec(tokens, shape, device)?,
             labels: Tensor::from_vec(labels, shape, device)?,
+            document_starts: None,
+            tokens_read: rows.len() * self.sequence_length,
         })
     }
 }
 
 impl TokenRows {
+    /// Takes every row of a text whose number `chosen` holds.
+    pub(super) fn rows_where(&self, chosen: impl Fn(usize) -> bool) -> Self {
+        let numbers = Vec::from_iter((0..self.rows).filter(|row| chosen(*row)));
+        let of_rows = |values: &Vec<i64>| {
+            numbers
+                .iter()
+                .flat_map(|row| &values[self.range(*row)])
+                .copied()
+                .collect()
+        };
+        Self {
+            tokens: of_rows(&self.tokens),
+            labels: self.labels.as_ref().map(of_rows),
+            rows: numbers.len(),
+            ..*self
+        }
+    }
+
     /// Reads training data from a file; what follows `path` describes the model.
     ///
     /// - `.safetensors`: `tokens` i64 [steps, global batch, sequence] and perhaps `labels`, taken in order.
@@ -91,11 +116,12 @@ impl TokenRows {
             );
             rows
         } else {
-            let documents = read_documents(path)?;
+            let documents = read_samples(path)?.into_iter().map(text_of).collect::<Result<Vec<_>>>();
+            let documents = documents.with_context(|| path.display().to_string())?;
             let tokens = TextEncoder::new(tokenizer, vocab_size)
                 .and_then(|encoder| encoder.encode(&documents))
                 .with_context(|| format!("{}: cannot be turned into tokens", path.display()))?;
-            Self::pack(tokens, sequence_length.unwrap_or(DEFAULT_SEQUENCE_LENGTH))
+            Self::cut(tokens, sequence_length.unwrap_or(DEFAULT_SEQUENCE_LENGTH))
                 .with_context(|| format!("{}: cannot be cut into rows", path.display()))?
         };
         rows.check_vocabulary(vocab_size)
@@ -123,7 +149,11 @@ impl TokenRows {
         index * self.sequence_length..(index + 1) * self.sequence_length
     }
 
-    fn pack(mut tokens: Vec<i64>, sequence_length: usize) -> Result<Self> {
+    /// Cuts a stream of tokens into rows.
+    ///
+    /// # Errors
+    /// If it is too short for one.
+    pub(super) fn cut(mut tokens: Vec<i64>, sequence_length: usize) -> Result<Self> {
         ensure!(
             sequence_length >= 2,
             "the sequence length is {sequence_length}, expected at least 2: one token to predict from, one to predict"
@@ -146,7 +176,7 @@ impl TokenRows {
     }
 
     /// An id outside the vocabulary would be a read out of bounds in the embedding, far from the file at fault.
-    fn check_vocabulary(&self, vocab_size: usize) -> Result<()> {
+    pub(super) fn check_vocabulary(&self, vocab_size: usize) -> Result<()> {
         let known = |id: i64| usize::try_from(id).is_ok_and(|id| id < vocab_size);
         for index in 0..self.rows {
             if let Some(id) = self.row(index).iter().find(|id| !known(**id)) {
@@ -167,5 +197,12 @@ impl TokenRows {
             }
         }
         Ok(())
+    }
+}
+
+fn text_of(sample: Sample) -> Result<String> {
+    match sample {
+        Sample::Text(text) => Ok(text),
+        _ => anyhow::bail!("holds questions and answers, expected text; read it as training data"),
     }
 }

@@ -3,6 +3,7 @@
 mod bad_input;
 mod checkpoints;
 mod cogvideox;
+mod instructions;
 mod killed_rank;
 mod over_mpi;
 mod parity;

@@ -26,6 +26,9 @@ pub struct PeftConfig {
     /// The product is multiplied by `lora_alpha / r`.
     #[serde(serialize_with = "as_whole_number")]
     pub lora_alpha: f64,
+    /// Whether it is multiplied by `lora_alpha / √r` instead.
+    #[serde(default)]
+    pub use_rslora: bool,
     /// The probability of dropout in training.
     pub lora_dropout: f64,
     /// The last parts of the names of the layers with adapters, such as `q_proj`; where there are none, those of the tensors
@@ -55,6 +58,7 @@ impl Default for PeftConfig {
             base_model_name_or_path: None,
             r: 8,
             lora_alpha: 8.0,
+            use_rslora: false,
             lora_dropout: 0.0,
             target_modules: Vec::new(),
             bias: "none".into(),

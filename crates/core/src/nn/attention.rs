@@ -6,6 +6,7 @@
 //! thread, and two numbers per row are kept for the backward pass, which computes the scores again
 //! (Dao, 2022, arXiv:2205.14135).
 
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use candle_core::backend::BackendStorage;
@@ -15,6 +16,7 @@ use rayon::prelude::*;
 use sconce_zero::Autocast;
 
 use super::arguments::{computed_in, expect_axes, expect_float, expect_like};
+use super::causal_mask::CausalMask;
 use super::element::{CpuTensor, Element, composition_dtype, has_kernel, is_on_cpu, tensor_like, with_element};
 use super::exponential::exp;
 use super::heads::{Heads, with_adjacent_elements};
@@ -24,28 +26,50 @@ use super::row_blocks;
 use super::softmax::{RowStatistics, softmax};
 
 /// Which keys a query sees.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 enum Mask {
-    /// Those up to its own position.
-    Causal,
+    /// Some of those up to its own position.
+    Causal(CausalMask),
     /// All.
     Open,
 }
 
 impl Mask {
-    fn operation(self) -> &'static str {
+    fn operation(&self) -> &'static str {
         match self {
-            Self::Causal => "causal_attention",
+            Self::Causal(_) => "causal_attention",
             Self::Open => "attention",
         }
     }
 
-    /// Returns how many of `sequence` keys are seen from the queries before `position`, at most.
-    fn seen_before(self, position: usize, sequence: usize) -> usize {
+    /// Returns which of `sequence` keys each of these queries of a batch entry sees.
+    fn seen(&self, entry: usize, queries: Range<usize>, sequence: usize) -> Vec<Range<usize>> {
         match self {
-            Self::Causal => position,
-            Self::Open => sequence,
+            Self::Causal(mask) => {
+                let seen = |query| mask.first_seen(entry, query, sequence)..query + 1;
+                queries.map(seen).collect()
+            }
+            Self::Open => vec![0..sequence; queries.len()],
         }
+    }
+}
+
+/// The keys that a block of queries meets, and which of them each query sees.
+struct Sight {
+    keys: Range<usize>,
+    /// Within `keys`.
+    seen: Vec<Range<usize>>,
+}
+
+impl Sight {
+    fn new(mask: &Mask, entry: usize, queries: Range<usize>, sequence: usize) -> Self {
+        let mut seen = mask.seen(entry, queries, sequence);
+        let first = seen.iter().map(|seen| seen.start).min().unwrap_or(0);
+        let end = seen.iter().map(|seen| seen.end).max().unwrap_or(0);
+        for seen in &mut seen {
+            *seen = seen.start - first..seen.end - first;
+        }
+        Self { keys: first..end, seen }
     }
 }
 
@@ -64,7 +88,19 @@ const QUERY_BLOCK: usize = 64;
 ///
 /// Fails when shapes do not fit together, dtypes or devices differ, or the tensors hold integers.
 pub fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
-    attend_to(Mask::Causal, q, k, v, scale)
+    masked_attention(q, k, v, scale, &CausalMask::default())
+}
+
+/// Does what [`causal_attention`] does, where a position sees only some of those before it.
+///
+/// # Errors
+///
+/// As [`causal_attention`], and when the mask is made for another number of positions.
+pub fn masked_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, mask: &CausalMask) -> Result<Tensor> {
+    if let (&[batch, _, sequence, _], Err(reason)) = (q.dims(), mask.check(q.dims())) {
+        bail!("causal_attention: expected a mask for {batch} rows of {sequence} positions: {reason}");
+    }
+    attend_to(&Mask::Causal(mask.clone()), q, k, v, scale)
 }
 
 /// Attends from each position to all: `softmax(scale · q kᵀ) v`, with the shapes of [`causal_attention`].
@@ -73,10 +109,10 @@ pub fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Resul
 ///
 /// As [`causal_attention`].
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
-    attend_to(Mask::Open, q, k, v, scale)
+    attend_to(&Mask::Open, q, k, v, scale)
 }
 
-fn attend_to(mask: Mask, q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
+fn attend_to(mask: &Mask, q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
     let operation = mask.operation();
     expect_float(operation, "q", q)?;
     for (name, tensor) in [("q", q), ("k", k), ("v", v)] {
@@ -111,7 +147,7 @@ fn attend_to(mask: Mask, q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Resu
     }
     if has_kernel(q) {
         let attention = Attention {
-            mask,
+            mask: mask.clone(),
             scale: scale as f32,
             statistics: OnceLock::new(),
         };
@@ -121,7 +157,7 @@ fn attend_to(mask: Mask, q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Resu
     }
 }
 
-fn compose(mask: Mask, q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
+fn compose(mask: &Mask, q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
     let (batch, heads, sequence, size) = q.dims4()?;
     let kv_heads = k.dims()[1];
     let dtype = composition_dtype(q.dtype());
@@ -139,28 +175,35 @@ fn compose(mask: Mask, q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result
         .contiguous()?
         .matmul(&repeat(k)?.transpose(D::Minus2, D::Minus1)?.contiguous()?)?
         .to_dtype(dtype)?;
-    let scores = match mask {
-        Mask::Causal => hide_later(&(scores * scale)?, sequence, dtype)?,
-        Mask::Open => (scores * scale)?,
-    };
+    let scores = hide(mask, &(scores * scale)?)?;
     softmax(&scores)?
         .to_dtype(factors)?
         .matmul(&repeat(v)?)?
         .to_dtype(q.dtype())
 }
 
-/// Makes the scores of keys after the query minus infinity.
-fn hide_later(scores: &Tensor, sequence: usize, dtype: DType) -> Result<Tensor> {
-    let positions = Tensor::arange(0, sequence as u32, scores.device())?;
-    let visible = positions
-        .unsqueeze(1)?
-        .broadcast_as((sequence, sequence))?
-        .ge(&positions.unsqueeze(0)?.broadcast_as((sequence, sequence))?)?
-        .broadcast_as(scores.shape())?;
+/// Makes scores of keys that a query does not see minus infinity.
+fn hide(mask: &Mask, scores: &Tensor) -> Result<Tensor> {
+    let Mask::Causal(causal) = mask else {
+        return Ok(scores.clone());
+    };
+    let (batch, _, sequence, _) = scores.dims4()?;
+    // Documents differ by row; without any, one mask serves all.
+    let entries = if causal.has_documents() { batch } else { 1 };
+    let mut visible = vec![0u8; entries * sequence * sequence];
+    if sequence > 0 {
+        for (entry, plane) in visible.chunks_exact_mut(sequence * sequence).enumerate() {
+            let seen = mask.seen(entry, 0..sequence, sequence);
+            for (row, seen) in plane.chunks_exact_mut(sequence).zip(seen) {
+                row[seen].fill(1);
+            }
+        }
+    }
+    let visible = Tensor::from_vec(visible, (entries, 1, sequence, sequence), scores.device())?;
     let hidden = Tensor::full(f32::NEG_INFINITY, (), scores.device())?
-        .to_dtype(dtype)?
+        .to_dtype(scores.dtype())?
         .broadcast_as(scores.shape())?;
-    visible.where_cond(scores, &hidden)
+    visible.broadcast_as(scores.shape())?.where_cond(scores, &hidden)
 }
 
 struct Attention {
@@ -220,7 +263,7 @@ impl CustomOp3 for Attention {
                 values: Heads::<T>::new(self.name(), v, v_layout)?,
                 batch: q_layout.dims()[0],
             };
-            let (out, statistics) = attend(&inputs, self.mask, self.scale);
+            let (out, statistics) = attend(&inputs, &self.mask, self.scale);
             self.statistics.get_or_init(|| statistics);
             Ok((T::store(out), q_layout.shape().clone()))
         })
@@ -246,7 +289,7 @@ impl CustomOp3 for Attention {
                 values: Heads::<T>::of(self.name(), &locks[2])?,
                 batch: q.dims()[0],
             };
-            let [dq, dk, dv] = gradients(&inputs, Heads::<T>::of(self.name(), &locks[3])?, statistics, self.mask, self.scale);
+            let [dq, dk, dv] = gradients(&inputs, Heads::<T>::of(self.name(), &locks[3])?, statistics, &self.mask, self.scale);
             Ok((
                 q.track_op().then(|| tensor_like(dq, q)).transpose()?,
                 k.track_op().then(|| tensor_like(dk, k)).transpose()?,
@@ -258,7 +301,7 @@ impl CustomOp3 for Attention {
 
 /// Returns the attended values, row-major in the shape of the queries, and the statistics of each row
 /// of scores.
-fn attend<T: Element>(inputs: &Inputs<T>, mask: Mask, scale: f32) -> (Vec<T>, Vec<RowStatistics>) {
+fn attend<T: Element>(inputs: &Inputs<T>, mask: &Mask, scale: f32) -> (Vec<T>, Vec<RowStatistics>) {
     let Heads { sequence, size, .. } = inputs.queries;
     let mut out = bytemuck::zeroed_vec::<T>(inputs.planes() * inputs.plane_elements());
     let mut statistics = vec![RowStatistics::default(); inputs.planes() * sequence];
@@ -277,37 +320,37 @@ fn attend<T: Element>(inputs: &Inputs<T>, mask: Mask, scale: f32) -> (Vec<T>, Ve
                 .enumerate()
                 .for_each(|(block, (out, statistics))| {
                     let first = block * QUERY_BLOCK;
-                    let queries = inputs.queries.rows(plane, first..first + statistics.len());
-                    let seen = mask.seen_before(first + statistics.len(), sequence);
-                    let (keys, values) = (&keys[..seen * size], &values[..seen * size]);
-                    attend_block(&queries, keys, values, mask, scale, first, out, statistics);
+                    let rows = first..first + statistics.len();
+                    let queries = inputs.queries.rows(plane, rows.clone());
+                    let sight = Sight::new(mask, plane / inputs.queries.heads, rows, sequence);
+                    let elements = sight.keys.start * size..sight.keys.end * size;
+                    let (keys, values) = (&keys[elements.clone()], &values[elements]);
+                    attend_block(&queries, keys, values, &sight, scale, out, statistics);
                 });
         });
     (out, statistics)
 }
 
-/// Attends from the queries at `first..` to the keys that the last of them sees.
-#[expect(clippy::too_many_arguments, reason = "three inputs, two outputs and where they lie")]
+/// Attends from a block of queries to the keys that they meet.
 fn attend_block<T: Element>(
     queries: &[f32],
     keys: &[f32],
     values: &[f32],
-    mask: Mask,
+    sight: &Sight,
     scale: f32,
-    first: usize,
     out: &mut [T],
     statistics: &mut [RowStatistics],
 ) {
     let rows = statistics.len();
     let size = out.len() / rows;
-    let visible = keys.len() / size;
+    let visible = sight.keys.len();
     let keys = Matrix::new(keys, visible, size);
     let values = Matrix::new(values, visible, size);
 
     let mut scores = vec![0f32; rows * visible];
     let queries = Matrix::new(queries, rows, size);
     multiply(scale, queries, keys.transposed(), Destination::Overwrite, &mut scores);
-    exponentiate_rows(&mut scores, visible, mask, first, statistics);
+    exponentiate_rows(&mut scores, visible, &sight.seen, statistics);
 
     let mut attended = vec![0f32; rows * size];
     let weights = Matrix::new(&scores, rows, visible);
@@ -331,7 +374,7 @@ fn gradients<T: Element>(
     inputs: &Inputs<T>,
     gradient: Heads<T>,
     statistics: &[RowStatistics],
-    mask: Mask,
+    mask: &Mask,
     scale: f32,
 ) -> [Vec<T>; 3] {
     let sequence = inputs.queries.sequence;
@@ -365,7 +408,7 @@ fn plane_gradients<T: Element>(
     gradient: &Heads<T>,
     plane: usize,
     statistics: &[RowStatistics],
-    mask: Mask,
+    mask: &Mask,
     scale: f32,
     dq: &mut [T],
     dk: &mut [f32],
@@ -383,20 +426,22 @@ fn plane_gradients<T: Element>(
     for (block, (dq, statistics)) in blocks.enumerate() {
         let first = block * QUERY_BLOCK;
         let rows = statistics.len();
-        let visible = mask.seen_before(first + rows, sequence);
+        let sight = Sight::new(mask, plane / inputs.queries.heads, first..first + rows, sequence);
+        let visible = sight.keys.len();
+        let elements = sight.keys.start * size..sight.keys.end * size;
         let queries = inputs.queries.rows(plane, first..first + rows);
         let gradient = gradient.rows(plane, first..first + rows);
         let queries = Matrix::new(&queries, rows, size);
         let gradient = Matrix::new(&gradient, rows, size);
-        let keys = Matrix::new(&keys[..visible * size], visible, size);
-        let values = Matrix::new(&values[..visible * size], visible, size);
+        let keys = Matrix::new(&keys[elements.clone()], visible, size);
+        let values = Matrix::new(&values[elements.clone()], visible, size);
         let scores = &mut scores[..rows * visible];
         let d_scores = &mut d_scores[..rows * visible];
         let d_queries = &mut d_queries[..rows * size];
 
         multiply(scale, queries, keys.transposed(), Destination::Overwrite, scores);
         multiply(1.0, gradient, values.transposed(), Destination::Overwrite, d_scores);
-        differentiate_rows(scores, d_scores, visible, mask, first, statistics);
+        differentiate_rows(scores, d_scores, visible, &sight.seen, statistics);
 
         let probabilities = Matrix::new(scores, rows, visible);
         let d_scores = Matrix::new(d_scores, rows, visible);
@@ -405,14 +450,14 @@ fn plane_gradients<T: Element>(
             probabilities.transposed(),
             gradient,
             Destination::Add,
-            &mut dv[..visible * size],
+            &mut dv[elements.clone()],
         );
         multiply(
             scale,
             d_scores.transposed(),
             queries,
             Destination::Add,
-            &mut dk[..visible * size],
+            &mut dk[elements],
         );
         multiply(scale, d_scores, keys, Destination::Overwrite, d_queries);
         for (dq, &value) in dq.iter_mut().zip(d_queries.iter()) {
@@ -438,14 +483,15 @@ fn sum_groups(planes: Vec<f32>, group: usize, plane_elements: usize) -> Vec<f32>
     sums
 }
 
-/// Turns scores into unnormalised probabilities; row `i` is of the query at `first + i`.
+/// Turns scores into unnormalised probabilities; each row sees `seen` of the keys.
 #[multiversion(targets = "simd")]
-fn exponentiate_rows(scores: &mut [f32], visible: usize, mask: Mask, first: usize, statistics: &mut [RowStatistics]) {
-    for (i, (row, statistics)) in scores.chunks_exact_mut(visible).zip(statistics).enumerate() {
-        let (seen, hidden) = row.split_at_mut(mask.seen_before(first + i + 1, visible));
+fn exponentiate_rows(scores: &mut [f32], visible: usize, seen: &[Range<usize>], statistics: &mut [RowStatistics]) {
+    let rows = scores.chunks_exact_mut(visible).zip(seen);
+    for ((row, range), statistics) in rows.zip(statistics) {
+        let seen = &mut row[range.clone()];
         let maximum = lanes::maximum(seen);
         let sum = lanes::replace_and_sum(seen, |x| exp(x - maximum));
-        hidden.fill(0.0);
+        hide_others(row, range);
         *statistics = RowStatistics {
             maximum,
             inverse_sum: 1.0 / sum,
@@ -459,14 +505,12 @@ fn differentiate_rows(
     scores: &mut [f32],
     d_scores: &mut [f32],
     visible: usize,
-    mask: Mask,
-    first: usize,
+    seen: &[Range<usize>],
     statistics: &[RowStatistics],
 ) {
     let rows = scores.chunks_exact_mut(visible).zip(d_scores.chunks_exact_mut(visible));
-    for (i, ((row, d_row), statistics)) in rows.zip(statistics).enumerate() {
-        let (seen, hidden) = row.split_at_mut(mask.seen_before(first + i + 1, visible));
-        let (d_seen, d_hidden) = d_row.split_at_mut(mask.seen_before(first + i + 1, visible));
+    for ((row, d_row), (range, statistics)) in rows.zip(seen.iter().zip(statistics)) {
+        let (seen, d_seen) = (&mut row[range.clone()], &mut d_row[range.clone()]);
         for x in seen.iter_mut() {
             *x = exp(*x - statistics.maximum) * statistics.inverse_sum;
         }
@@ -474,7 +518,14 @@ fn differentiate_rows(
         for (d, &p) in d_seen.iter_mut().zip(seen.iter()) {
             *d = p * (*d - along);
         }
-        hidden.fill(0.0);
-        d_hidden.fill(0.0);
+        hide_others(row, range);
+        hide_others(d_row, range);
     }
+}
+
+/// Makes what lies outside of the range 0.
+#[inline(always)]
+fn hide_others(row: &mut [f32], range: &Range<usize>) {
+    row[..range.start].fill(0.0);
+    row[range.end..].fill(0.0);
 }

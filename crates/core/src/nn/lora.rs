@@ -18,6 +18,17 @@ pub struct LoraOptions {
     pub alpha: f64,
     /// The probability with which an element of A's input is dropped in training: PEFT's `lora_dropout`.
     pub dropout: f32,
+    /// Whether the product is multiplied by `alpha / √rank` instead, with which large ranks learn as small ones do (rsLoRA,
+    /// Kalajdzievski 2023, arXiv 2312.03732): PEFT's `use_rslora`.
+    pub rank_stabilized: bool,
+}
+
+impl LoraOptions {
+    /// Returns what the product of an adapter is multiplied by.
+    pub fn scale(&self) -> f64 {
+        let rank = self.rank as f64;
+        self.alpha / if self.rank_stabilized { rank.sqrt() } else { rank }
+    }
 }
 
 impl Default for LoraOptions {
@@ -26,12 +37,13 @@ impl Default for LoraOptions {
             rank: 8,
             alpha: 8.0,
             dropout: 0.0,
+            rank_stabilized: false,
         }
     }
 }
 
-/// A linear layer that is adapted to new data without being changed: `y = x Wᵀ + b + (alpha / rank) drop(x) Aᵀ Bᵀ` (Hu et
-/// al. 2021, arXiv 2106.09685).
+/// A linear layer that is adapted to new data without being changed: `y = x Wᵀ + b + scale · drop(x) Aᵀ Bᵀ` (Hu et al. 2021,
+/// arXiv 2106.09685), with the [scale](LoraOptions::scale) `alpha / rank`.
 ///
 /// The input has shape `[.., in]`, the output `[.., out]`, A `[rank, in]` and B `[out, rank]`. Parameters have PEFT's names:
 /// `weight` and `bias` of the base, `lora_A.weight` and `lora_B.weight` of the adapter. The base is frozen where the engine is
@@ -72,7 +84,7 @@ pub fn lora_linear(
         base: linear_b(in_dim, out_dim, bias, vb)?,
         a: Linear::new(a, None),
         b: Linear::new(b, None),
-        scale: options.alpha / rank as f64,
+        scale: options.scale(),
         dropout: Dropout::new(options.dropout),
     })
 }
@@ -93,7 +105,7 @@ impl LoraLinear {
         &self.base
     }
 
-    /// Returns the weight, of shape `[out, in]`, of the linear layer that computes the same: `W + (alpha / rank) B A`.
+    /// Returns the weight, of shape `[out, in]`, of the linear layer that computes the same: `W + scale · B A`.
     ///
     /// # Errors
     ///

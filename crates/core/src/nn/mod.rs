@@ -14,7 +14,7 @@
 //! | [`Embedding`] | parallel gather, and scatter-add in a fixed order |
 //! | [`adaptive_layer_norm`] | a [`LayerNorm`] that is scaled and shifted by sample, in the same pass |
 //! | [`RotaryEmbedding`] | reads transposed views in place; pairs of halves or of neighbours, positions of any number of axes |
-//! | [`causal_attention`], [`attention`] | grouped-query, without quadratic memory |
+//! | [`causal_attention`], [`attention`] | grouped-query, without quadratic memory; [`masked_attention`] within windows and documents |
 //! | [`swiglu`], [`gelu_tanh`] | `silu(gate) · up`; the tanh approximation of GELU |
 //! | [`Dropout`] | the same mask both ways, made from the rank's random state; in any dtype |
 //! | [`cross_entropy`] | no `[n, vocab]` temporaries but the gradient |
@@ -46,6 +46,7 @@
 mod adaptive_layer_norm;
 mod arguments;
 mod attention;
+mod causal_mask;
 mod cross_entropy;
 mod dropout;
 mod element;
@@ -68,7 +69,8 @@ mod softmax;
 mod swiglu;
 
 pub use adaptive_layer_norm::adaptive_layer_norm;
-pub use attention::{attention, causal_attention};
+pub use attention::{attention, causal_attention, masked_attention};
+pub use causal_mask::CausalMask;
 pub use cross_entropy::cross_entropy;
 pub use dropout::Dropout;
 #[doc(hidden)]

@@ -20,6 +20,7 @@ const OPTIONS: LoraOptions = LoraOptions {
     rank: 2,
     alpha: 6.0,
     dropout: 0.0,
+    rank_stabilized: false,
 };
 
 /// The base, as another program left it.

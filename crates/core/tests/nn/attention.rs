@@ -1,7 +1,9 @@
 //! Attention, causal and of all to all, against the textbook formula, for whole, grouped and strided heads.
 
+use std::ops::Range;
+
 use candle_core::{D, DType, Device, Result, Tensor, Var};
-use sconce_core::nn::{attention, causal_attention};
+use sconce_core::nn::{CausalMask, attention, causal_attention, masked_attention};
 
 use crate::oracle::{check, check_large, error, numbers, run, values};
 use crate::rotary::permuted;
@@ -33,11 +35,11 @@ impl Sizes {
     }
 
     fn closed_form(&self, inputs: &[Vec<f64>]) -> Vec<f64> {
-        self.definition(inputs, |query| query + 1)
+        self.definition(inputs, |_, query| 0..query + 1)
     }
 
-    /// Query `i` sees the first `seen(i)` keys.
-    fn definition(&self, inputs: &[Vec<f64>], seen: impl Fn(usize) -> usize) -> Vec<f64> {
+    /// Query `i` of a batch entry sees the keys `seen(entry, i)`.
+    fn definition(&self, inputs: &[Vec<f64>], seen: impl Fn(usize, usize) -> Range<usize>) -> Vec<f64> {
         let &Self {
             batch,
             heads,
@@ -52,7 +54,7 @@ impl Sizes {
             let row =
                 |tensor: usize, plane: usize, row: usize| &inputs[tensor][(plane * sequence + row) * size..][..size];
             for i in 0..sequence {
-                let weights: Vec<f64> = (0..seen(i))
+                let weights: Vec<f64> = seen(entry, i)
                     .map(|j| {
                         let dot: f64 = row(0, plane, i).iter().zip(row(1, shared, j)).map(|(q, k)| q * k).sum();
                         (SCALE * dot).exp()
@@ -60,7 +62,8 @@ impl Sizes {
                     .collect();
                 let sum: f64 = weights.iter().sum();
                 for column in 0..size {
-                    let attended = (0..seen(i)).map(|j| weights[j] / sum * row(2, shared, j)[column]);
+                    let seen = seen(entry, i).zip(&weights);
+                    let attended = seen.map(|(j, weight)| weight / sum * row(2, shared, j)[column]);
                     out.push(attended.sum());
                 }
             }
@@ -119,9 +122,54 @@ fn attention_agrees_with_its_definition_and_its_differences() {
         let case = format!("attention {batch} {heads}/{kv_heads} {sequence} {size}");
         check(&case, &sizes.inputs(), attend, |x| sizes.closed_form(x));
         check(&format!("{case}, to all"), &sizes.inputs(), attend_to_all, |x| {
-            sizes.definition(x, |_| sequence)
+            sizes.definition(x, |_, _| 0..sequence)
         });
     }
+}
+
+#[test]
+fn a_position_sees_its_window_and_its_document_alone() {
+    // The last are longer than a block of queries, and the window ends in it.
+    for (window, sequence) in [(None, 9), (Some(1), 5), (Some(3), 9), (None, 67), (Some(20), 67)] {
+        let sizes = Sizes {
+            batch: 2,
+            heads: 2,
+            kv_heads: 1,
+            sequence,
+            size: 1,
+        };
+        // The second row has a document more than the first.
+        let start = |entry: usize, query: usize| match (entry, query) {
+            (1, 2..4) => 2,
+            (_, 4..) => 4,
+            _ => 0,
+        };
+        let starts = Vec::from_iter((0..2 * sequence).map(|i| start(i / sequence, i % sequence) as u32));
+        for (documents, mask) in [(true, CausalMask::documents(starts)), (false, CausalMask::default())] {
+            let mask = mask.within(window);
+            let seen = |entry, query: usize| {
+                let of_window = window.map_or(0, |window| (query + 1).saturating_sub(window));
+                let of_document = if documents { start(entry, query) } else { 0 };
+                of_window.max(of_document)..query + 1
+            };
+            let masked = |x: &[Tensor]| masked_attention(&x[0], &x[1], &x[2], SCALE, &mask);
+            let case = format!("window {window:?}, documents {documents}, {sequence} positions");
+            check(&case, &sizes.inputs(), masked, |x| sizes.definition(x, seen));
+        }
+    }
+}
+
+#[test]
+fn a_mask_for_other_positions_is_refused() {
+    let q = values(&[1, 1, 3, 2], 1);
+    let refused = |mask: CausalMask| error(masked_attention(&q, &q, &q, SCALE, &mask));
+    assert!(refused(CausalMask::documents(vec![0; 4])).contains("1 rows of 3 positions: it has starts for 4"));
+    let later = refused(CausalMask::documents(vec![0, 2, 2]));
+    assert!(
+        later.contains("position 1 of row 0 is said to be in a document that begins at 2"),
+        "{later}"
+    );
+    assert!(refused(CausalMask::default().within(Some(0))).contains("a window of 0 sees nothing"));
 }
 
 #[test]

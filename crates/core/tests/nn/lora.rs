@@ -12,6 +12,7 @@ const OPTIONS: LoraOptions = LoraOptions {
     rank: 3,
     alpha: 5.0,
     dropout: 0.0,
+    rank_stabilized: false,
 };
 
 /// A layer whose base is frozen, and its adapter as variables.
@@ -116,6 +117,29 @@ fn dropout_is_of_the_adapter_alone_and_in_training_alone() {
         base,
         "the base sees all of its input"
     );
+}
+
+#[test]
+fn a_rank_stabilized_adapter_is_scaled_by_the_root_of_its_rank() {
+    let options = LoraOptions {
+        rank: 4,
+        alpha: 6.0,
+        ..OPTIONS
+    };
+    let stabilized = LoraOptions {
+        rank_stabilized: true,
+        ..options
+    };
+    assert_eq!((options.scale(), stabilized.scale()), (1.5, 3.0));
+    let xs = values(&[3, IN], 5).to_dtype(DType::F32).unwrap();
+    let b = values(&[OUT, 4], 2);
+    let of_adapter = |options: &LoraOptions| {
+        let (layer, _, _) = layer(options, &b);
+        let base = layer.base().forward(&xs).unwrap();
+        numbers(&(layer.forward_t(&xs, false).unwrap() - base).unwrap())
+    };
+    let twice = Vec::from_iter(of_adapter(&options).iter().map(|value| 2.0 * value));
+    assert_near("adapter", &of_adapter(&stabilized), &twice);
 }
 
 #[test]
