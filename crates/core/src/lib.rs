@@ -47,6 +47,7 @@ mod join;
 mod launch_threads;
 mod local_sgd;
 mod managed;
+pub mod memory_estimate;
 mod metrics;
 mod nearest;
 mod nested;

@@ -84,6 +84,11 @@ impl MemoryForecast {
         (device, self.host)
     }
 
+    /// Says whether any parameter is sharded, so that units hand on copies of what comes out of them.
+    pub fn has_shards(&self) -> bool {
+        self.device.gathered_peak > 0
+    }
+
     fn at(&mut self, tier: Tier) -> &mut MemoryReport {
         match tier {
             Tier::Device => &mut self.device,
