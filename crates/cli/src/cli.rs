@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::{checkpoint, env, launch, merge_weights, report};
+use crate::{bench, checkpoint, env, estimate_memory, launch, merge_weights, plan, report, self_test};
 
 /// Distributed training for candle.
 #[derive(Debug, Parser)]
@@ -26,8 +26,16 @@ enum Command {
     Launch(Box<launch::Arguments>),
     Checkpoint(checkpoint::Arguments),
     MergeWeights(merge_weights::Arguments),
+    EstimateMemory(estimate_memory::Arguments),
+    Plan(plan::Arguments),
+    Test(self_test::Arguments),
+    Bench(bench::Arguments),
     Env(env::Arguments),
     Report(report::Arguments),
+    #[command(hide = true)]
+    SelfTestRank(self_test::RankArguments),
+    #[command(hide = true)]
+    BenchRank(bench::RankArguments),
 }
 
 /// Parses the arguments of this process, runs the command and reports its error, if any, on stderr.
@@ -38,6 +46,12 @@ pub fn run() -> ExitCode {
         Command::Launch(arguments) => launch::run(&arguments),
         Command::Checkpoint(arguments) => checkpoint::run(&arguments),
         Command::MergeWeights(arguments) => merge_weights::run(&arguments),
+        Command::EstimateMemory(arguments) => estimate_memory::run(&arguments),
+        Command::Plan(arguments) => plan::run(&arguments),
+        Command::Test(arguments) => self_test::run(&arguments),
+        Command::SelfTestRank(arguments) => self_test::run_rank(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
+        Command::BenchRank(arguments) => bench::run_rank(&arguments),
         Command::Env(arguments) => env::run(&arguments),
         Command::Report(arguments) => report::run(&arguments),
     };

@@ -47,8 +47,8 @@ impl Activations {
     /// Returns the most bytes that the backward needs beside them.
     pub fn backward(&self, recompute: bool) -> u64 {
         let of_part = |part: &PartActivations| match recompute {
-            // Its graph once more.
-            true => part.input + part.kept + part.backward,
+            // Its graph once more, and the gradient of its output, which begins the part's own backward.
+            true => part.input + part.kept + part.output + part.backward.max(3 * part.output),
             false => part.backward,
         };
         let parts = self.parts.iter().map(of_part);

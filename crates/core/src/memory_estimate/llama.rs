@@ -145,7 +145,9 @@ impl LlamaShape {
     /// Counts what a forward keeps and a backward needs, in the layers of [`nn`](crate::nn), op by op.
     ///
     /// Every op's result stays until the backward has ended, since candle's graph has it. Of a backward counts the op that
-    /// needs most: candle adds every gradient into a new tensor of zeros, so that three of one size are there.
+    /// needs most: candle adds every gradient into a new tensor of zeros, so that three of one size are there, and keeps those
+    /// three of a product's while they go through the transpose of its weight, where two more come. Products of 16 bits are
+    /// computed in f32 on the CPU.
     pub(super) fn activations(&self, workload: &Workload, sequence: usize) -> Activations {
         let tokens = (workload.batch * sequence) as u64;
         let bytes = workload.dtype().size_in_bytes() as u64;
@@ -176,16 +178,27 @@ impl LlamaShape {
             kept += in_f32(hidden, 6) + in_f32(queries + keys, 4) + in_f32(inner, 4) + 2 * queries;
         }
         let weight = |rows: usize, columns: usize| (rows * columns) as u64 * bytes;
-        let mlp_weight = weight(self.intermediate_size, self.hidden_size);
-        let attention_weight = weight(self.query_width(), self.hidden_size);
         let attention = tokens * self.query_width() as u64 * 4;
+        // Of a product's weight: five of its size, or with 16 bits both factors and the result in f32.
+        let of_weight = |rows: usize, columns: usize| {
+            let in_f32 = 4 * (tokens * (rows + columns) as u64 + (rows * columns) as u64);
+            let while_multiplied = if bytes == 2 && !on_gpu {
+                in_f32 + weight(rows, columns)
+            } else {
+                0
+            };
+            while_multiplied.max(5 * weight(rows, columns))
+        };
+        let of_mlp_weight = of_weight(self.intermediate_size, self.hidden_size);
         let backward = [
-            // The product of gate and the other, the gradients of both, and one with its zeros.
+            // Gate and up: the gradients of both, that of their input, and the weight's.
+            2 * inner + 5 * hidden + of_mlp_weight,
+            2 * hidden + 3 * inner + of_mlp_weight,
+            // Their product: its gradient, those of both, and one with its zeros.
             5 * inner + 2 * hidden,
-            2 * inner + 2 * hidden + 3 * mlp_weight,
             // Of keys and values in f32, by query head.
-            2 * queries + 2 * attention + 2 * keys + hidden,
-            3 * attention_weight + 3 * hidden + queries,
+            4 * queries + 2 * attention + 2 * keys + hidden,
+            3 * queries + 2 * hidden + of_weight(self.query_width(), self.hidden_size),
         ];
         let layer = PartActivations {
             count: self.num_hidden_layers,
@@ -207,7 +220,7 @@ impl LlamaShape {
             input: hidden,
             output: vocabulary,
             kept: vocabulary,
-            backward: vocabulary + hidden + 3 * table,
+            backward: vocabulary + 3 * hidden + of_weight(self.vocab_size, self.hidden_size),
         };
         // Of the whole vocabulary's gradient, three at once.
         let loss = if on_gpu {

@@ -3,7 +3,7 @@
 //! In reading order: a model as shapes ([`ModelShape`]), read from a configuration or from the headers of weights; what is
 //! asked for ([`Workload`], [`RunChoice`]); what comes of it ([`MemoryEstimate`]), of which training state is laid out by the
 //! engine's own code ([`MemoryForecast`](sconce_zero::MemoryForecast)) and activations are counted by [`Activations`]; the
-//! cheapest choice that fits ([`recommend`]); and Accelerate's table ([`AdamTable`]).
+//! cheapest choice that fits ([`candidates`], [`Limits`]); and Accelerate's table ([`AdamTable`]).
 //!
 //! ```
 //! use sconce_core::memory_estimate::{MemoryEstimate, ModelShape, RunChoice, RunStrategy, Workload};
@@ -36,6 +36,6 @@ pub use error::EstimateError;
 pub use estimate::MemoryEstimate;
 pub use llama::LlamaShape;
 pub use model_shape::{Architecture, ModelShape, ShapedParameter};
-pub use recommendation::{Limits, candidates, recommend};
+pub use recommendation::{Limits, candidates};
 pub use run_choice::{RunChoice, RunStrategy};
 pub use workload::{ComputeDevice, OptimizerKind, Workload};

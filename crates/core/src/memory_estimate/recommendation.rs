@@ -1,7 +1,7 @@
 //! The cheapest way to run that fits: the least traffic first, then what costs computing, then what costs waiting.
 
 use super::workload::ComputeDevice;
-use super::{EstimateError, MemoryEstimate, ModelShape, RunChoice, RunStrategy, Workload};
+use super::{MemoryEstimate, RunChoice, RunStrategy, Workload};
 use sconce_fsdp::FsdpStrategy;
 use sconce_zero::Tier;
 
@@ -12,42 +12,20 @@ pub struct Limits {
     pub device: u64,
     /// Of each host; `None` is not looked at.
     pub host: Option<u64>,
-    /// Whether state may lie on disk.
-    pub may_use_disk: bool,
 }
 
 impl Limits {
     /// Says whether a run fits.
     pub fn fit(&self, estimate: &MemoryEstimate, computes_on: ComputeDevice) -> bool {
-        estimate.device_peak <= self.device
-            && self.host.is_none_or(|host| estimate.of_host(computes_on) <= host)
-            && (self.may_use_disk || estimate.disk == 0)
+        estimate.device_peak <= self.device && self.host.is_none_or(|host| estimate.of_host(computes_on) <= host)
     }
 }
 
-/// Estimates the ways to run a workload, cheapest first, and returns them with the first that fits, if one does.
+/// Returns the ways to run that make sense for a workload, the cheapest first.
 ///
 /// What costs more comes later: each strategy moves more than the one before; computing activations again costs a third of
 /// the arithmetic; state on the host is updated by the host; state on disk waits for the disk. Activations are computed
 /// again under FSDP's strategies, which have a switch for it.
-///
-/// # Errors
-/// As [`MemoryEstimate::new`].
-pub fn recommend(
-    model: &ModelShape,
-    workload: &Workload,
-    limits: &Limits,
-) -> Result<(Vec<MemoryEstimate>, Option<usize>), EstimateError> {
-    let estimates = candidates(workload)
-        .into_iter()
-        .map(|choice| MemoryEstimate::new(model, workload, choice))
-        .collect::<Result<Vec<_>, _>>()?;
-    let fits = |estimate: &MemoryEstimate| limits.fit(estimate, workload.computes_on);
-    let first = estimates.iter().position(fits);
-    Ok((estimates, first))
-}
-
-/// Returns the ways to run that make sense for a workload, the cheapest first.
 pub fn candidates(workload: &Workload) -> Vec<RunChoice> {
     let hosts = workload.ranks > workload.ranks_per_host;
     let on_gpu = workload.computes_on == ComputeDevice::Cuda;
