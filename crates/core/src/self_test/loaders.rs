@@ -34,7 +34,7 @@ pub(super) fn union(test: &SelfTest<'_>) -> Checked {
     for shuffle in [false, true] {
         for split in [false, true] {
             for dispatch in [false, true] {
-                let acc = test.accelerator(AcceleratorBuilder::default())?;
+                let acc = test.new_accelerator(AcceleratorBuilder::default())?;
                 let batch = if split { BATCH * test.ranks() } else { BATCH };
                 let loader = DataLoader::new(numbers(samples)?, batch)
                     .shuffle(shuffle)
@@ -54,7 +54,7 @@ pub(super) fn union(test: &SelfTest<'_>) -> Checked {
 pub(super) fn seeds(test: &SelfTest<'_>) -> Checked {
     let samples = 32 * test.ranks();
     let order = |seed: u64, number: u64| -> Result<Vec<u32>, CheckError> {
-        let acc = test.accelerator(AcceleratorBuilder::default().seed(seed))?;
+        let acc = test.new_accelerator(AcceleratorBuilder::default().seed(seed))?;
         let mut loader = acc.prepare_loader(DataLoader::new(numbers(samples)?, BATCH).shuffle(true))?;
         loader.set_epoch(number);
         epoch(&*acc, &mut loader)
@@ -69,7 +69,7 @@ pub(super) fn seeds(test: &SelfTest<'_>) -> Checked {
 pub(super) fn metrics(test: &SelfTest<'_>) -> Checked {
     // The last batch is short on some rank, whatever their number.
     let samples = 2 * BATCH * test.ranks() + 3;
-    let acc = test.accelerator(AcceleratorBuilder::default())?;
+    let acc = test.new_accelerator(AcceleratorBuilder::default())?;
     let mut loader = acc.prepare_loader(DataLoader::new(numbers(samples)?, BATCH))?;
     let seen = epoch(&*acc, &mut loader)?;
     expect("samples", &sorted(seen), &Vec::from_iter(0..samples as u32))?;

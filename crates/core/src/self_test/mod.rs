@@ -34,7 +34,7 @@ use std::time::Instant;
 pub type CheckError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What a check says when it holds: the numbers it was decided by.
-pub(crate) type Checked = std::result::Result<String, CheckError>;
+pub type Checked = std::result::Result<String, CheckError>;
 
 /// One check.
 #[derive(Debug, Clone, Copy)]
@@ -44,6 +44,13 @@ pub struct Check {
     /// What holds where it passes.
     pub rule: &'static str,
     run: fn(&SelfTest<'_>) -> Checked,
+}
+
+impl Check {
+    /// Makes a check of the program's own; all ranks run it together.
+    pub const fn new(name: &'static str, rule: &'static str, run: fn(&SelfTest<'_>) -> Checked) -> Self {
+        Self { name, rule, run }
+    }
 }
 
 /// How a check went, on all ranks together.
@@ -229,6 +236,11 @@ impl<'a> SelfTest<'a> {
         Ok(all_hold)
     }
 
+    /// Returns the accelerator whose world is tested.
+    pub fn accelerator(&self) -> &'a dyn Accelerator {
+        self.acc
+    }
+
     fn ranks(&self) -> usize {
         self.acc.world().size
     }
@@ -238,7 +250,7 @@ impl<'a> SelfTest<'a> {
     }
 
     /// Returns an accelerator of its own over the same ranks and device, which the environment's settings do not change.
-    fn accelerator(&self, builder: AcceleratorBuilder) -> Result<Box<dyn Accelerator>> {
+    fn new_accelerator(&self, builder: AcceleratorBuilder) -> Result<Box<dyn Accelerator>> {
         let world = self.acc.world().clone();
         let builder = builder.communicator_of(world, Arc::clone(self.acc.communicator()));
         let of_device = [variable::SCONCE_DEVICE, variable::ACCELERATE_USE_CPU];

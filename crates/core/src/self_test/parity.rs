@@ -116,7 +116,7 @@ pub(super) fn linear_regression(test: &SelfTest<'_>) -> Checked {
     };
     let mut told = String::new();
     for split in [false, true] {
-        let acc = test.accelerator(by(DataParallel))?;
+        let acc = test.new_accelerator(by(DataParallel))?;
         let model = candle_nn::linear(1, 1, acc.var_builder(Weights::Random { seed: 3 })?)?;
         let values = || -> candle_core::Result<[f32; 2]> {
             let scalar = |tensor: &Tensor| tensor.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<f32>();

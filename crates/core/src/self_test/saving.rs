@@ -44,7 +44,7 @@ fn run(
     let stage = ZeroStage::Three {
         persistence_threshold: 0,
     };
-    let acc = test.accelerator(AcceleratorBuilder::default().strategy(stage))?;
+    let acc = test.new_accelerator(AcceleratorBuilder::default().strategy(stage))?;
     let model = managed(&*acc)?;
     let mut optimizer = acc.prepare_optimizer(Box::new(rule()))?;
     if let Some(folder) = load {

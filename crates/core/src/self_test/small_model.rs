@@ -101,7 +101,7 @@ pub(super) fn train(
     builder: AcceleratorBuilder,
     micro_batches: usize,
 ) -> std::result::Result<Vec<f32>, CheckError> {
-    let acc = test.accelerator(builder.gradient_accumulation_steps(micro_batches as u64))?;
+    let acc = test.new_accelerator(builder.gradient_accumulation_steps(micro_batches as u64))?;
     let model = managed(&*acc)?;
     let mut optimizer = acc.prepare_optimizer(Box::new(rule()))?;
     let dtype = acc.settings().parameter_dtype();

@@ -17,6 +17,7 @@ mod learning_rates;
 mod loading;
 mod local_sgd;
 mod loop_settings;
+mod memory_estimate;
 mod metrics;
 #[cfg(feature = "parquet")]
 mod parquet_files;
@@ -27,6 +28,7 @@ mod resuming;
 mod run_settings;
 mod sampling;
 mod schedules;
+mod self_test;
 mod settings;
 mod several_models;
 mod skipping;
