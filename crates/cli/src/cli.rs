@@ -2,11 +2,15 @@
 //!
 //! Each subcommand is a module of its own with an `Arguments` type and a `run` function.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::{bench, checkpoint, env, estimate_memory, launch, merge_weights, plan, report, self_test};
+use crate::command_error::CommandError;
+use crate::{
+    bench, checkpoint, config, env, estimate_memory, launch, merge_weights, plan, report, self_test, to_fsdp2,
+};
 
 /// Distributed training for candle.
 #[derive(Debug, Parser)]
@@ -24,6 +28,8 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Launch(Box<launch::Arguments>),
+    Config(config::Arguments),
+    ToFsdp2(to_fsdp2::Arguments),
     Checkpoint(checkpoint::Arguments),
     MergeWeights(merge_weights::Arguments),
     EstimateMemory(estimate_memory::Arguments),
@@ -42,21 +48,34 @@ enum Command {
 ///
 /// Must be called on the main thread. Usage errors end the process with code 2, as clap does.
 pub fn run() -> ExitCode {
-    let result = match Cli::parse().command {
-        Command::Launch(arguments) => launch::run(&arguments),
-        Command::Checkpoint(arguments) => checkpoint::run(&arguments),
-        Command::MergeWeights(arguments) => merge_weights::run(&arguments),
-        Command::EstimateMemory(arguments) => estimate_memory::run(&arguments),
-        Command::Plan(arguments) => plan::run(&arguments),
-        Command::Test(arguments) => self_test::run(&arguments),
-        Command::SelfTestRank(arguments) => self_test::run_rank(&arguments),
-        Command::Bench(arguments) => bench::run(&arguments),
-        Command::BenchRank(arguments) => bench::run_rank(&arguments),
-        Command::Env(arguments) => env::run(&arguments),
-        Command::Report(arguments) => report::run(&arguments),
-    };
+    let cli = Cli::try_parse().map_err(|error| launch::refusal(&error).unwrap_or_else(|| error.exit()));
+    let result = cli.and_then(|cli| run_command(&cli.command));
     result.unwrap_or_else(|error| {
         error.report();
         error.exit_code()
     })
+}
+
+fn run_command(command: &Command) -> Result<ExitCode, CommandError> {
+    match command {
+        Command::Launch(_) => launch::run_words(&words_of_launch()),
+        Command::Config(arguments) => config::run(arguments),
+        Command::ToFsdp2(arguments) => to_fsdp2::run(arguments),
+        Command::Checkpoint(arguments) => checkpoint::run(arguments),
+        Command::MergeWeights(arguments) => merge_weights::run(arguments),
+        Command::EstimateMemory(arguments) => estimate_memory::run(arguments),
+        Command::Plan(arguments) => plan::run(arguments),
+        Command::Test(arguments) => self_test::run(arguments),
+        Command::SelfTestRank(arguments) => self_test::run_rank(arguments),
+        Command::Bench(arguments) => bench::run(arguments),
+        Command::BenchRank(arguments) => bench::run_rank(arguments),
+        Command::Env(arguments) => env::run(arguments),
+        Command::Report(arguments) => report::run(arguments),
+    }
+}
+
+/// The words of this process's command line after `launch`: configuration files put more in front of them.
+fn words_of_launch() -> Vec<OsString> {
+    let words = std::env::args_os().skip(1).skip_while(|word| word != "launch");
+    words.skip(1).collect()
 }

@@ -12,6 +12,7 @@ mod byte_size;
 mod checkpoint;
 mod cli;
 mod command_error;
+mod config;
 mod env;
 mod estimate_memory;
 mod launch;
@@ -21,5 +22,6 @@ mod plan;
 mod report;
 mod self_test;
 mod terminal;
+mod to_fsdp2;
 
 pub use cli::run;

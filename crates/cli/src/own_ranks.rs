@@ -7,7 +7,9 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Parser};
+use clap::Args;
+use sconce_collectives::environment::of_process;
+use sconce_core::config::default_file;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -33,14 +35,6 @@ pub(crate) struct WorldArguments {
     launch_flags: Vec<OsString>,
 }
 
-/// Parses what `sconce launch` is given.
-#[derive(Debug, Parser)]
-#[command(name = "sconce launch")]
-struct Launch {
-    #[command(flatten)]
-    arguments: launch::Arguments,
-}
-
 impl WorldArguments {
     /// Starts this program's hidden subcommand on every rank; returns how the launcher ended, and the values that rank 0 told,
     /// also where some rank failed. Must be called on the main thread.
@@ -55,12 +49,14 @@ impl WorldArguments {
         let cannot = |what: &str, reason: io::Error| CommandError::failure(format!("cannot {what}: {reason}"));
         let results = ResultsFile::new().map_err(|reason| cannot("make a file for results", reason))?;
         let program = std::env::current_exe().map_err(|reason| cannot("find this program's own file", reason))?;
-        let mut words = vec![OsString::from("sconce launch")];
+        let mut words = Vec::new();
         for file in &self.config_file {
             words.extend(["--config_file".into(), file.into()]);
         }
-        // What a configuration says of it counts.
-        let ranks = self.num_processes.or(self.config_file.is_empty().then_some(2));
+        // What a configuration says of it counts, also the one that is read where none is named.
+        let by_default = default_file(of_process).is_some_and(|file| file.is_file());
+        let is_configured = by_default || !self.config_file.is_empty();
+        let ranks = self.num_processes.or((!is_configured).then_some(2));
         words.extend(
             ranks
                 .into_iter()
@@ -69,9 +65,7 @@ impl WorldArguments {
         words.extend(self.launch_flags.iter().cloned());
         words.extend([program.as_os_str(), OsStr::new(subcommand), results.0.as_os_str()].map(OsStr::to_owned));
         words.extend(arguments);
-        let launch =
-            Launch::try_parse_from(words).map_err(|error| CommandError::usage(error.to_string().trim_end()))?;
-        let ended = launch::run(&launch.arguments)?;
+        let ended = launch::run_words(&words)?;
         Ok((ended, results.read()))
     }
 }

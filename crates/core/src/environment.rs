@@ -26,7 +26,7 @@ pub const ACCELERATE_USE_CPU: &str = "ACCELERATE_USE_CPU";
 /// Whether training state is sharded as DeepSpeed's ZeRO does: `true` or `false`. The variables below count only where
 /// it is true. Set by `sconce launch --use_deepspeed`.
 pub const ACCELERATE_USE_DEEPSPEED: &str = "ACCELERATE_USE_DEEPSPEED";
-/// File with a DeepSpeed configuration. Set by `sconce launch --deepspeed_config_file`.
+/// File with a DeepSpeed configuration, or the configuration itself: JSON in base64, as Accelerate reads it too. Set by `sconce launch --deepspeed_config_file`.
 pub const ACCELERATE_DEEPSPEED_CONFIG_FILE: &str = "ACCELERATE_DEEPSPEED_CONFIG_FILE";
 /// ZeRO stage, 0 to 3; without it and without a configuration file, 2. Set by `sconce launch --zero_stage`.
 pub const ACCELERATE_DEEPSPEED_ZERO_STAGE: &str = "ACCELERATE_DEEPSPEED_ZERO_STAGE";
@@ -79,6 +79,9 @@ pub const FSDP_FORWARD_PREFETCH: &str = "FSDP_FORWARD_PREFETCH";
 pub const FSDP_OFFLOAD_PARAMS: &str = "FSDP_OFFLOAD_PARAMS";
 /// Whether units compute again in the backward. Set by `sconce launch --fsdp_activation_checkpointing`.
 pub const FSDP_ACTIVATION_CHECKPOINTING: &str = "FSDP_ACTIVATION_CHECKPOINTING";
+/// Whether what units keep for the backward goes to the host: not supported, `false`. Set by
+/// `sconce launch --fsdp_activation_checkpointing_offload`.
+pub const FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD: &str = "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD";
 /// `FULL_STATE_DICT`, `LOCAL_STATE_DICT` or `SHARDED_STATE_DICT`. Set by `sconce launch --fsdp_state_dict_type`.
 pub const FSDP_STATE_DICT_TYPE: &str = "FSDP_STATE_DICT_TYPE";
 /// Whether parameters keep names and shapes, as they always do here. Set by `sconce launch --fsdp_use_orig_params`.
@@ -89,6 +92,19 @@ pub const FSDP_SYNC_MODULE_STATES: &str = "FSDP_SYNC_MODULE_STATES";
 /// Whether one rank reads weights for all; here each reads its share. Set by
 /// `sconce launch --fsdp_cpu_ram_efficient_loading`.
 pub const FSDP_CPU_RAM_EFFICIENT_LOADING: &str = "FSDP_CPU_RAM_EFFICIENT_LOADING";
+/// Whether a mesh is given, `true` or `false`; needs FSDP's version 2. The variables below count only where it is true. Set
+/// by `sconce launch --use_parallelism_config`.
+pub const ACCELERATE_USE_PARALLELISM_CONFIG: &str = "ACCELERATE_USE_PARALLELISM_CONFIG";
+/// Groups of ranks that each hold all state; 1 by default.
+pub const PARALLELISM_CONFIG_DP_REPLICATE_SIZE: &str = "PARALLELISM_CONFIG_DP_REPLICATE_SIZE";
+/// Ranks of such a group, which share its state; 1 by default. The product of both is the number of ranks.
+pub const PARALLELISM_CONFIG_DP_SHARD_SIZE: &str = "PARALLELISM_CONFIG_DP_SHARD_SIZE";
+/// Ranks that share products of matrices: not supported, 1.
+pub const PARALLELISM_CONFIG_TP_SIZE: &str = "PARALLELISM_CONFIG_TP_SIZE";
+/// Ranks that share sequences: not supported, 1.
+pub const PARALLELISM_CONFIG_CP_SIZE: &str = "PARALLELISM_CONFIG_CP_SIZE";
+/// Ranks that share sequences, in another way: not supported, 1.
+pub const PARALLELISM_CONFIG_SP_SIZE: &str = "PARALLELISM_CONFIG_SP_SIZE";
 /// Server that the tracker `mlflow` sends to, as MLflow's own programs read it: `http://HOST:PORT` or `https://..`; files
 /// for anything else.
 pub const MLFLOW_TRACKING_URI: &str = "MLFLOW_TRACKING_URI";
@@ -136,10 +152,17 @@ pub const ALL: &[&str] = &[
     FSDP_FORWARD_PREFETCH,
     FSDP_OFFLOAD_PARAMS,
     FSDP_ACTIVATION_CHECKPOINTING,
+    FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD,
     FSDP_STATE_DICT_TYPE,
     FSDP_USE_ORIG_PARAMS,
     FSDP_SYNC_MODULE_STATES,
     FSDP_CPU_RAM_EFFICIENT_LOADING,
+    ACCELERATE_USE_PARALLELISM_CONFIG,
+    PARALLELISM_CONFIG_DP_REPLICATE_SIZE,
+    PARALLELISM_CONFIG_DP_SHARD_SIZE,
+    PARALLELISM_CONFIG_TP_SIZE,
+    PARALLELISM_CONFIG_CP_SIZE,
+    PARALLELISM_CONFIG_SP_SIZE,
     MLFLOW_TRACKING_URI,
     MLFLOW_TRACKING_TOKEN,
     SCONCE_DEVICE,

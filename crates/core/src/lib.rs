@@ -33,6 +33,7 @@ mod builder;
 pub mod checkpoint;
 mod chrome_trace;
 mod clipping;
+pub mod config;
 pub mod data;
 pub mod deepspeed;
 mod device;

@@ -10,11 +10,15 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use super::configured::FromFiles;
 use super::deepspeed::DeepSpeedArguments;
+use super::fp8::Fp8Arguments;
 use super::fully_sharded::FullyShardedArguments;
 use super::gpu_ids::GpuIds;
+use super::mesh::MeshArguments;
 use super::settings::Flag;
 use crate::command_error::CommandError;
+use crate::terminal::{shown, tell};
 use sconce_collectives::Backend;
 use sconce_core::environment as variable;
 
@@ -54,6 +58,22 @@ pub(crate) struct Arguments {
     #[arg(verbatim_doc_comment, value_name = "PROGRAM_AND_ARGS", trailing_var_arg = true)]
     words: Vec<OsString>,
 
+    /// Configuration file: YAML, JSON or TOML; Accelerate's, DeepSpeed's or `sconce config`'s. Of several, a later one wins.
+    /// Flags and variables win over files [default: accelerate/default_config.yaml in HF_HOME, XDG_CACHE_HOME/huggingface
+    /// or ~/.cache/huggingface if it is there, unless --cpu is given]
+    #[arg(
+        verbatim_doc_comment,
+        long = "config_file",
+        alias = "config-file",
+        value_name = "FILE",
+        help_heading = "Configuration"
+    )]
+    pub(super) config_files: Vec<PathBuf>,
+
+    /// What files add to the command line.
+    #[arg(skip)]
+    pub(super) from_files: FromFiles,
+
     /// How many ranks to start
     #[arg(
         long = "num_processes", alias = "num-processes", short = 'n', value_name = "N",
@@ -62,8 +82,17 @@ pub(crate) struct Arguments {
     pub(super) num_processes: usize,
 
     /// Make the ranks compute on the CPU even where there is an accelerator
-    #[arg(long, help_heading = "Resources")]
+    #[arg(long, aliases = ["use_cpu", "use-cpu"], help_heading = "Resources")]
     pub(super) cpu: bool,
+
+    /// Accepted for Accelerate's sake: several ranks, which compute on a GPU each with --backend nccl
+    #[arg(
+        long = "multi_gpu",
+        alias = "multi-gpu",
+        conflicts_with_all = ["cpu", "use_deepspeed", "use_fsdp"],
+        help_heading = "Resources"
+    )]
+    pub(super) multi_gpu: bool,
 
     /// GPUs of this host that the ranks may use: numbers from 0 with commas between, one for each rank, or all;
     /// sets CUDA_VISIBLE_DEVICES. Ranks compute on them with SCONCE_DEVICE=cuda or --backend nccl
@@ -161,6 +190,12 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     pub(super) fully_sharded: FullyShardedArguments,
 
+    #[command(flatten)]
+    pub(super) mesh: MeshArguments,
+
+    #[command(flatten)]
+    pub(super) fp8: Fp8Arguments,
+
     /// Compare the shapes of all ranks' tensors before every collective on tensors
     #[arg(long, help_heading = "Training")]
     pub(super) debug: bool,
@@ -182,6 +217,10 @@ pub(crate) struct Arguments {
         help_heading = "Rendezvous"
     )]
     pub(super) main_process_port: Option<u16>,
+
+    /// Write nothing but the ranks' output and errors of the command line; the exit code tells the rest
+    #[arg(long, short = 'q', help_heading = "Supervision")]
+    pub(super) quiet: bool,
 
     /// Do not write `[rank N] ` before the lines of the ranks
     #[arg(long = "no_prefix", alias = "no-prefix", help_heading = "Supervision")]
@@ -278,8 +317,20 @@ impl Arguments {
             .into_iter()
             .filter_map(|flag| Some((flag.variable, flag.value?)));
         let sharding = self.deepspeed.variables().into_iter();
-        let sharding = sharding.chain(self.fully_sharded.variables(inherited));
-        training.chain(sharding).collect()
+        let sharding = sharding.chain(self.fully_sharded.variables(&inherited));
+        let groups = self.mesh.variables(&inherited);
+        training
+            .chain(sharding)
+            .chain(groups)
+            .chain(self.fp8.variables())
+            .collect()
+    }
+
+    /// Writes to stderr what the user should know, unless that is not wanted.
+    pub(super) fn tell(&self, text: &str) {
+        if !self.quiet {
+            tell(&shown(text));
+        }
     }
 
     /// Returns those of these flags that a DeepSpeed configuration may decide too.

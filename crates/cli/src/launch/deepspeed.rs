@@ -16,7 +16,7 @@ pub(crate) struct DeepSpeedArguments {
     #[arg(long = "use_deepspeed", alias = "use-deepspeed")]
     pub(super) use_deepspeed: bool,
 
-    /// DeepSpeed configuration (JSON); what it decides takes no flag, and what it leaves "auto" may
+    /// DeepSpeed configuration (JSON, or that in base64); what it decides takes no flag, and what it leaves "auto" may
     #[arg(long = "deepspeed_config_file", alias = "deepspeed-config-file", value_name = "FILE")]
     pub(super) deepspeed_config_file: Option<PathBuf>,
 

@@ -11,7 +11,7 @@ use super::gpu_ids::{CUDA_VISIBLE_DEVICES, GpuIds};
 use super::main_process::MainProcess;
 use sconce_collectives::Backend;
 use sconce_collectives::environment::{self as variable, SCONCE_BACKEND};
-use sconce_core::environment::ACCELERATE_CPU_AFFINITY;
+use sconce_core::environment::{ACCELERATE_CPU_AFFINITY, ACCELERATE_MIXED_PRECISION};
 
 /// Starts of the names of variables that tell a place in the world that is not this launcher's doing.
 const FOREIGN_TOPOLOGY: [&str; 9] = [
@@ -41,10 +41,30 @@ const PLACES: [&str; 10] = [
 ];
 
 /// Starts of the names of variables that programs read.
-const OF_PROGRAMS: [&str; 6] = ["SCONCE_", "ACCELERATE_", "FSDP_", "RAYON_", "OMP_", "RUST_"];
+const OF_PROGRAMS: [&str; 7] = [
+    "SCONCE_",
+    "ACCELERATE_",
+    "FSDP_",
+    "PARALLELISM_CONFIG_",
+    "RAYON_",
+    "OMP_",
+    "RUST_",
+];
 
 /// Numbers of threads, for rayon (and with it candle's matrix products) and for OpenMP.
 const THREAD_COUNTS: [&str; 2] = ["RAYON_NUM_THREADS", "OMP_NUM_THREADS"];
+
+/// What Accelerate's launcher always tells its ranks of the compiler, but with DeepSpeed; programs in Python read it.
+const NOT_COMPILED: [(&str, &str); 5] = [
+    ("ACCELERATE_DYNAMO_BACKEND", "NO"),
+    ("ACCELERATE_DYNAMO_MODE", "default"),
+    ("ACCELERATE_DYNAMO_USE_FULLGRAPH", "False"),
+    ("ACCELERATE_DYNAMO_USE_DYNAMIC", "False"),
+    ("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "False"),
+];
+
+/// By which Accelerate's library finds what a file and a DeepSpeed configuration both say.
+const DEEPSPEED_FIELDS: &str = "ACCELERATE_CONFIG_DS_FIELDS";
 
 /// What every rank's environment has in common, and how it differs from the launcher's.
 #[derive(Debug)]
@@ -186,6 +206,20 @@ fn common(arguments: &Arguments, inherited: &[(OsString, OsString)], cores: usiz
     }));
     if let Some(backend) = arguments.backend {
         set.push((SCONCE_BACKEND, backend.backend().name().to_owned()));
+    }
+    let of_files = &arguments.from_files;
+    set.extend(of_files.variables.iter().cloned());
+    // What programs in Python expect to find.
+    let mut defaults = vec![(ACCELERATE_MIXED_PRECISION, "no")];
+    if arguments.deepspeed.use_deepspeed {
+        set.push((DEEPSPEED_FIELDS, of_files.deepspeed_fields.clone()));
+    } else {
+        defaults.extend(NOT_COMPILED);
+    }
+    for (name, value) in defaults {
+        if !given(name) && set.iter().all(|(of, _)| *of != name) {
+            set.push((name, value.to_owned()));
+        }
     }
     set
 }

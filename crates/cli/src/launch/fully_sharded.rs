@@ -88,6 +88,15 @@ pub(crate) struct FullyShardedArguments {
     )]
     activation_checkpointing: Option<bool>,
 
+    /// Accepted for Accelerate's sake: must be false, what parts keep for the backward stays where they compute
+    /// [default: false]
+    #[arg(
+        verbatim_doc_comment,
+        long = "fsdp_activation_checkpointing_offload", alias = "fsdp-activation-checkpointing-offload",
+        value_name = "true|false", value_parser = boolean, action = ArgAction::Set
+    )]
+    activation_checkpointing_offload: Option<bool>,
+
     /// How state is saved: FULL_STATE_DICT, LOCAL_STATE_DICT or SHARDED_STATE_DICT
     #[arg(long = "fsdp_state_dict_type", alias = "fsdp-state-dict-type", value_name = "TYPE")]
     state_dict_type: Option<String>,
@@ -115,7 +124,7 @@ pub(crate) struct FullyShardedArguments {
 }
 
 /// What Accelerate's launcher exports where its user says nothing, so that programs of both kinds can read it.
-const DEFAULTS: [(&str, &str); 10] = [
+const DEFAULTS: [(&str, &str); 11] = [
     (variable::FSDP_VERSION, "1"),
     (variable::FSDP_SHARDING_STRATEGY, "FULL_SHARD"),
     (variable::FSDP_RESHARD_AFTER_FORWARD, "true"),
@@ -126,6 +135,7 @@ const DEFAULTS: [(&str, &str); 10] = [
     (variable::FSDP_CPU_RAM_EFFICIENT_LOADING, "true"),
     (variable::FSDP_SYNC_MODULE_STATES, "true"),
     (variable::FSDP_ACTIVATION_CHECKPOINTING, "false"),
+    (variable::FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD, "false"),
 ];
 
 impl FullyShardedArguments {
@@ -197,6 +207,11 @@ impl FullyShardedArguments {
                 "--fsdp_activation_checkpointing",
                 variable::FSDP_ACTIVATION_CHECKPOINTING,
                 shown(self.activation_checkpointing),
+            ),
+            (
+                "--fsdp_activation_checkpointing_offload",
+                variable::FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD,
+                shown(self.activation_checkpointing_offload),
             ),
             (
                 "--fsdp_state_dict_type",

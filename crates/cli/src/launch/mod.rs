@@ -1,6 +1,7 @@
 //! `sconce launch`: starts a program once per rank on this host, and supervises the ranks.
 //!
-//! In reading order: the flags ([`arguments`], [`deepspeed`], [`fully_sharded`]) and what they ask for together
+//! In reading order: the flags ([`arguments`], [`deepspeed`], [`fully_sharded`], [`mesh`], [`fp8`]; [`foreign_flags`]) with
+//! what configuration files add ([`configured`]), and what they ask for together
 //! ([`settings`], [`gpu_ids`]); the executable, built ([`build`]) or found ([`program`]); what the
 //! ranks are told ([`environment`], [`main_process`], [`rendezvous`]); their cores ([`cpu_affinity`], [`gpu_nodes`],
 //! [`host_topology`]); each rank as a process ([`rank_process`],
@@ -9,17 +10,21 @@
 
 mod arguments;
 mod build;
+pub(crate) mod configured;
 mod console;
 mod cpu_affinity;
 mod deepspeed;
 mod environment;
 mod failure;
+mod foreign_flags;
+mod fp8;
 mod fully_sharded;
 mod gpu_ids;
 mod gpu_nodes;
 mod host_topology;
 mod line_splitter;
 mod main_process;
+mod mesh;
 mod mpirun;
 mod output;
 mod parent_death;
@@ -32,14 +37,16 @@ mod stop_signals;
 mod supervise;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::thread::available_parallelism;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 pub(crate) use arguments::Arguments;
+pub(crate) use foreign_flags::refusal;
 
 use crate::command_error::CommandError;
 use crate::terminal::tell;
@@ -61,6 +68,16 @@ use supervise::{Cause, Outcome, supervise};
 
 /// More ranks on one host than any has cores for.
 const MOST_RANKS: usize = 1024;
+
+/// Runs `sconce launch` with the words that follow it, and the configuration files that they name or that is read by
+/// default. Must be called on the main thread.
+///
+/// # Errors
+/// As [`run`], and for files that cannot be used.
+pub(crate) fn run_words(words: &[OsString]) -> Result<ExitCode, CommandError> {
+    let arguments = configured::arguments(words)?;
+    run(&arguments).map_err(|error| arguments.from_files.explain(error))
+}
 
 /// Runs `sconce launch`. Must be called on the main thread.
 ///
@@ -98,7 +115,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
         }
     };
     if let Some(warning) = warning {
-        tell(&warning);
+        arguments.tell(&warning);
     }
     let cores = available_parallelism().map_or(1, usize::from);
     let host = HostTopology::of_host();
@@ -111,7 +128,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
         let environment = JobEnvironment::new(arguments, std::env::vars_os(), cores / per_host);
         let command = mpirun.command(ranks, binding, &environment, &executable, &program_arguments);
         let start = || start_job(command, console);
-        return watch(start, mpirun.program(), arguments.kill_grace, failure::report_job);
+        return watch(start, mpirun.program(), arguments, failure::report_job);
     }
     let affinity = binds
         .then(|| {
@@ -140,7 +157,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
         1 => bound(affinity.as_ref(), 0, || start_one(command_of(0))),
         count => start_several((0..count).map(command_of), affinity.as_ref(), console),
     };
-    watch(start, &executable, arguments.kill_grace, failure::report)
+    watch(start, &executable, arguments, failure::report)
+}
+
+/// Counts this host's GPUs on the PCI bus.
+pub(crate) fn gpus_of_host() -> usize {
+    HostTopology::of_host().gpus().len()
 }
 
 /// Processes that were started, and what carries their output unless they have the launcher's own.
@@ -151,14 +173,14 @@ type Started = (Vec<RankProcess>, Option<Output>);
 fn watch(
     start: impl FnOnce() -> io::Result<Started>,
     executable: &Path,
-    grace: Duration,
+    arguments: &Arguments,
     report: impl Fn(Cause, &Outcome, &[u32], &BTreeMap<Writer, LastLines>) -> String,
 ) -> Result<ExitCode, CommandError> {
     let cannot_start = |reason| CommandError::failure(format!("cannot start {}: {reason}", executable.display()));
     let mut signals = StopSignals::catch().map_err(cannot_start)?;
     let started = Instant::now();
     let (ranks, output) = start().map_err(cannot_start)?;
-    let outcome = supervise(&ranks, &mut signals, grace, started)
+    let outcome = supervise(&ranks, &mut signals, arguments.kill_grace, started)
         .map_err(|reason| CommandError::failure(format!("lost sight of the ranks: {reason}")))?;
     let pids = Vec::from_iter(ranks.iter().map(RankProcess::pid));
     // Ends what the ranks have left running, so that their output ends too.
@@ -175,7 +197,9 @@ fn watch(
             if let Some(error) = lost_output {
                 error.report();
             }
-            tell(&report(cause, &outcome, &pids, &carried.last_lines));
+            if !arguments.quiet {
+                tell(&report(cause, &outcome, &pids, &carried.last_lines));
+            }
             Ok(ExitCode::from(outcome.exit_code()))
         }
     }

@@ -37,18 +37,35 @@ pub(super) fn check(
     }
     refuse_idle(deepspeed.use_deepspeed, &deepspeed.flags(), "--use_deepspeed")?;
     refuse_idle(fully_sharded.use_fsdp, &fully_sharded.flags(), "--use_fsdp")?;
+    let mesh = &arguments.mesh;
+    refuse_idle(mesh.use_parallelism_config, &mesh.flags(), "--use_parallelism_config")?;
+    if mesh.use_parallelism_config && !fully_sharded.use_fsdp {
+        let needs = "--use_parallelism_config needs --use_fsdp and --fsdp_version 2";
+        return Err(CommandError::usage(needs));
+    }
+    if arguments.multi_gpu && arguments.num_processes < 2 {
+        return Err(CommandError::usage(
+            "--multi_gpu needs at least two ranks: --num_processes 2",
+        ));
+    }
     if !deepspeed.use_deepspeed && !fully_sharded.use_fsdp {
         return Ok(None);
     }
     fully_sharded.check(&of_ranks)?;
-    let flags = deepspeed.flags().into_iter().chain(fully_sharded.flags());
+    let flags = deepspeed
+        .flags()
+        .into_iter()
+        .chain(fully_sharded.flags())
+        .chain(mesh.flags());
     let given = flags
         .chain(arguments.training_flags())
         .filter(|flag| flag.value.is_some());
     let given = Vec::from_iter(given);
     if let Some(file) = &arguments.deepspeed.deepspeed_config_file {
-        let config = DeepSpeedConfig::read(file, Default::default()).map_err(CommandError::usage)?;
-        refuse_what_is_decided(&given, &config)?;
+        let config = DeepSpeedConfig::read_or_decode(file, Default::default()).map_err(CommandError::usage)?;
+        // What stands in files may be said twice, if it is the same: see below.
+        let typed = given.iter().filter(|flag| !arguments.from_files.has(flag.name));
+        refuse_what_is_decided(typed, &config)?;
     }
     let settings = AcceleratorBuilder::default()
         .settings(arguments.num_processes, of_ranks)
@@ -74,8 +91,11 @@ fn refuse_idle(is_on: bool, flags: &[Flag], switch: &str) -> Result<(), CommandE
 }
 
 /// Accelerate's rule: a flag and a file must not say the same thing twice.
-fn refuse_what_is_decided(given: &[Flag], config: &DeepSpeedConfig) -> Result<(), CommandError> {
-    let decided = Vec::from_iter(given.iter().filter_map(|flag| {
+fn refuse_what_is_decided<'f>(
+    given: impl Iterator<Item = &'f Flag>,
+    config: &DeepSpeedConfig,
+) -> Result<(), CommandError> {
+    let decided = Vec::from_iter(given.filter_map(|flag| {
         let key = flag.keys.iter().find(|key| config.states(key))?;
         Some(format!("{} (`{key}`)", flag.name))
     }));

@@ -1,8 +1,6 @@
 //! A plan as a configuration file in Accelerate's form, with comments that say why.
 
-use std::fmt::Write as _;
-
-use sconce_core::environment as variable;
+use sconce_core::config::{Configuration, ConfigurationError, DISTRIBUTED_TYPE, Format};
 use sconce_core::memory_estimate::{ComputeDevice, MemoryEstimate, ModelShape, RunStrategy, Workload};
 
 use crate::byte_size::ByteSize;
@@ -19,76 +17,39 @@ pub(super) struct Plan<'a> {
     pub(super) folder: &'a str,
 }
 
-/// Keys of the sections, and the variables that say the same to a rank.
-const DEEPSPEED: [(&str, &str); 5] = [
-    ("zero_stage", variable::ACCELERATE_DEEPSPEED_ZERO_STAGE),
-    (
-        "offload_optimizer_device",
-        variable::ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE,
-    ),
-    (
-        "offload_param_device",
-        variable::ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE,
-    ),
-    (
-        "offload_optimizer_nvme_path",
-        variable::ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH,
-    ),
-    (
-        "offload_param_nvme_path",
-        variable::ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH,
-    ),
-];
-const FSDP: [(&str, &str); 5] = [
-    ("fsdp_sharding_strategy", variable::FSDP_SHARDING_STRATEGY),
-    ("fsdp_auto_wrap_policy", variable::FSDP_AUTO_WRAP_POLICY),
-    ("fsdp_backward_prefetch", variable::FSDP_BACKWARD_PREFETCH),
-    ("fsdp_offload_params", variable::FSDP_OFFLOAD_PARAMS),
-    ("fsdp_activation_checkpointing", variable::FSDP_ACTIVATION_CHECKPOINTING),
-];
-
 impl Plan<'_> {
     /// Returns the file's text.
-    pub(super) fn to_yaml(&self) -> String {
+    ///
+    /// # Errors
+    /// Never for what [`RunChoice::variables`](sconce_core::memory_estimate::RunChoice::variables) gives.
+    pub(super) fn to_text(&self, format: Format) -> Result<String, ConfigurationError> {
         let variables = self.chosen.choice.variables(self.workload, self.folder);
-        let value = |name: &str| {
+        let mut configuration = Configuration::from_environment(|name| {
             let found = variables.iter().find(|(of, _)| *of == name);
-            found.map(|(_, value)| value.as_str())
-        };
+            found.map(|(_, value)| value.clone())
+        })?;
         let on_gpu = self.workload.computes_on == ComputeDevice::Cuda;
-        let (ranks, machines) = (self.workload.ranks, self.arguments.num_machines);
-        let (kind, section, keys): (&str, &str, &[(&str, &str)]) = match self.chosen.choice.strategy {
-            RunStrategy::Fsdp(_) => ("FSDP", "fsdp_config", &FSDP),
-            RunStrategy::DataParallel if ranks == 1 => ("NO", "", &[]),
-            RunStrategy::DataParallel if on_gpu => ("MULTI_GPU", "", &[]),
-            RunStrategy::DataParallel => ("MULTI_CPU", "", &[]),
-            _ => ("DEEPSPEED", "deepspeed_config", &DEEPSPEED),
+        let kind = match self.chosen.choice.strategy {
+            RunStrategy::Fsdp(_) => "FSDP",
+            RunStrategy::DataParallel if self.workload.ranks == 1 => "NO",
+            RunStrategy::DataParallel if on_gpu => "MULTI_GPU",
+            RunStrategy::DataParallel => "MULTI_CPU",
+            _ => "DEEPSPEED",
         };
-        let mut text = self.reasons();
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "compute_environment: LOCAL_MACHINE");
-        let _ = writeln!(text, "distributed_type: {kind}");
-        let _ = writeln!(text, "num_processes: {ranks}");
-        let _ = writeln!(text, "num_machines: {machines}");
-        let _ = writeln!(text, "use_cpu: {}", !on_gpu);
-        let precision = value(variable::ACCELERATE_MIXED_PRECISION).unwrap_or("no");
-        let _ = writeln!(text, "mixed_precision: '{precision}'");
-        if keys.is_empty() {
-            return text;
+        for (path, value) in [
+            ("compute_environment", "LOCAL_MACHINE".to_owned()),
+            (DISTRIBUTED_TYPE, kind.to_owned()),
+            ("num_processes", self.workload.ranks.to_string()),
+            ("num_machines", self.arguments.num_machines.to_string()),
+            ("use_cpu", (!on_gpu).to_string()),
+        ] {
+            configuration.set(path, &value)?;
         }
-        let _ = writeln!(text, "{section}:");
-        for (key, name) in keys {
-            if let Some(value) = value(name) {
-                let is_plain = value.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-                let value = match is_plain {
-                    true => value.to_owned(),
-                    // A double-quoted scalar of YAML's has JSON's escapes.
-                    false => serde_json::Value::from(value).to_string(),
-                };
-                let _ = writeln!(text, "  {key}: {value}");
-            }
-        }
-        text
+        let reasons = self.reasons();
+        let first = configuration.iter().next().map(|(setting, _)| setting.path);
+        Ok(configuration.to_text(format, &|setting| {
+            (Some(setting.path) == first).then(|| reasons.clone())
+        }))
     }
 
     /// Returns comments: for what the plan is, what it takes, and why nothing cheaper was taken.
@@ -143,6 +104,6 @@ impl Plan<'_> {
             format!("Does not fit: {}, {peak} a rank.", name_of(&estimate.choice))
         });
         lines.extend(passed_over);
-        lines.into_iter().map(|line| format!("# {line}\n")).collect()
+        lines.join("\n")
     }
 }

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use sconce_core::config::Format;
 
 use crate::byte_size::ByteSize;
 use crate::command_error::CommandError;
@@ -24,7 +25,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
 
-    /// File to write, which must not exist [default: stdout]
+    /// File to write, which must not exist: YAML, or what its name says (.toml, .json) [default: stdout]
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     out: Option<PathBuf>,
 
@@ -73,7 +74,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
         chosen: &estimates[number],
         folder: &arguments.nvme_path,
     };
-    let text = plan.to_yaml();
+    let format = arguments.out.as_deref().map_or(Format::Yaml, Format::of);
+    let text = plan.to_text(format).map_err(CommandError::failure)?;
     let Some(path) = &arguments.out else {
         print(&text)?;
         return Ok(ExitCode::SUCCESS);

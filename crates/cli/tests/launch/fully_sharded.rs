@@ -3,12 +3,14 @@
 use super::*;
 
 /// Prints the variables of FSDP, in order.
-const SHOW: &str = "env | grep -E '^(ACCELERATE|FSDP)_' | sort";
+const SHOW: &str = "env | grep -E '^(ACCELERATE|FSDP)_' | grep -v _DYNAMO_ | sort";
 
 /// What Accelerate's launcher exports for `--use_fsdp` alone.
-const BY_DEFAULT: [(&str, &str); 11] = [
+const BY_DEFAULT: [(&str, &str); 13] = [
+    ("ACCELERATE_MIXED_PRECISION", "no"),
     ("ACCELERATE_USE_FSDP", "true"),
     ("FSDP_ACTIVATION_CHECKPOINTING", "false"),
+    ("FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD", "false"),
     ("FSDP_CPU_RAM_EFFICIENT_LOADING", "true"),
     ("FSDP_FORWARD_PREFETCH", "false"),
     ("FSDP_MIN_NUM_PARAMS", "100000000"),
@@ -52,8 +54,11 @@ fn use_fsdp_exports_what_accelerates_launcher_exports() {
     let output = Launch::new(&["--use_fsdp"], SHOW).output();
     assert_eq!(text(&output.stdout), by_default_but(&[]), "{output:?}");
     assert_eq!(text(&output.stderr), "");
-    // Without it, nothing; what is inherited stays.
-    assert_eq!(text(&Launch::new(&[], &format!("{SHOW}; true")).output().stdout), "");
+    // Without it, nothing of FSDP's; what is inherited stays.
+    assert_eq!(
+        text(&Launch::new(&[], SHOW).output().stdout),
+        "ACCELERATE_MIXED_PRECISION=no\n"
+    );
     let mut launch = Launch::new(&["--use_fsdp"], SHOW);
     launch.command.env("FSDP_SHARDING_STRATEGY", "NO_SHARD");
     let output = launch.output();

@@ -1,6 +1,8 @@
 //! `sconce launch` as its users see it: the real binary, with shell scripts for ranks.
 
+mod accelerate;
 mod command_line;
+mod configuration_files;
 mod cpu_affinity;
 mod environment;
 mod fully_sharded;
@@ -66,12 +68,18 @@ fn launcher() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sconce"));
     command
         .arg("launch")
+        // Nobody's default configuration file.
+        .env("HF_HOME", "/dev/null")
         .env_remove("RAYON_NUM_THREADS")
         .env_remove("SCONCE_BACKEND")
         .env_remove("SCONCE_DEVICE")
         .env_remove("CUDA_VISIBLE_DEVICES")
         .env_remove("OMP_NUM_THREADS");
-    let of_settings = |name: &str| name.starts_with("ACCELERATE_") || name.starts_with("FSDP_");
+    let of_settings = |name: &str| {
+        ["ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_"]
+            .iter()
+            .any(|start| name.starts_with(start))
+    };
     for (name, _) in std::env::vars().filter(|(name, _)| of_settings(name)) {
         command.env_remove(name);
     }

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Prints the variables that begin with `ACCELERATE_`, in order.
-const SHOW: &str = "env | grep ^ACCELERATE_ | sort";
+/// Prints the variables that begin with `ACCELERATE_`, in order, but for those of the compiler.
+const SHOW: &str = "env | grep ^ACCELERATE_ | grep -v _DYNAMO_ | sort";
 
 fn samples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs")
@@ -60,6 +60,7 @@ fn every_flag_of_sharding_reaches_the_ranks_as_accelerates_variable() {
     let output = Launch::new(&flags, SHOW).output();
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     let expected = "\
+        ACCELERATE_CONFIG_DS_FIELDS=\n\
         ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE=nvme\n\
         ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH=.\n\
         ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE=nvme\n\
@@ -75,13 +76,17 @@ fn every_flag_of_sharding_reaches_the_ranks_as_accelerates_variable() {
 }
 
 #[test]
-fn flags_that_are_not_given_set_nothing_and_what_is_inherited_stays() {
-    assert_eq!(text(&Launch::new(&[], &format!("{SHOW}; true")).output().stdout), "");
+fn flags_that_are_not_given_set_what_accelerate_sets_and_what_is_inherited_stays() {
+    let (first, rest) = ("ACCELERATE_CONFIG_DS_FIELDS=\n", "ACCELERATE_MIXED_PRECISION=no\n");
+    assert_eq!(text(&Launch::new(&[], SHOW).output().stdout), rest);
     let output = Launch::new(&["--use_deepspeed"], SHOW).output();
-    assert_eq!(text(&output.stdout), "ACCELERATE_USE_DEEPSPEED=true\n");
+    assert_eq!(
+        text(&output.stdout),
+        format!("{first}{rest}ACCELERATE_USE_DEEPSPEED=true\n")
+    );
     let mut launch = Launch::new(&["--use_deepspeed"], SHOW);
     launch.command.env("ACCELERATE_DEEPSPEED_ZERO_STAGE", "1");
-    let expected = "ACCELERATE_DEEPSPEED_ZERO_STAGE=1\nACCELERATE_USE_DEEPSPEED=true\n";
+    let expected = format!("{first}ACCELERATE_DEEPSPEED_ZERO_STAGE=1\n{rest}ACCELERATE_USE_DEEPSPEED=true\n");
     assert_eq!(text(&launch.output().stdout), expected);
 }
 
@@ -258,6 +263,7 @@ fn flags_fill_what_the_file_leaves_open() {
     fs::write(launch.path("ds.json"), config).unwrap();
     let output = launch.output();
     let expected = "\
+        ACCELERATE_CONFIG_DS_FIELDS=\n\
         ACCELERATE_DEEPSPEED_CONFIG_FILE=ds.json\n\
         ACCELERATE_DEEPSPEED_ZERO_STAGE=1\n\
         ACCELERATE_GRADIENT_ACCUMULATION_STEPS=2\n\

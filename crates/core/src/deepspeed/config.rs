@@ -2,6 +2,7 @@
 
 use super::auto_values::{AutoValues, Unfilled};
 use super::batch_sizes::{BatchSizes, GivenSizes};
+use super::encoded::decoded;
 use super::error::{ConfigError, Place};
 use super::json::{Node, parse};
 use super::precision::is_true;
@@ -117,6 +118,19 @@ impl DeepSpeedConfig {
         }
         let text = String::from_utf8(bytes).map_err(|error| unreadable(io::Error::other(error)))?;
         Self::parse(&text, &name, validation)
+    }
+
+    /// Reads the file of a name, or the configuration that stands in the name's place: JSON in base64, as Accelerate reads
+    /// it from `ACCELERATE_DEEPSPEED_CONFIG_FILE`.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_or_decode(name: &Path, validation: Validation) -> Result<Self, ConfigError> {
+        let in_place = name.to_str().filter(|_| !name.exists()).and_then(decoded);
+        match in_place.filter(|text| text.trim_start().starts_with('{')) {
+            Some(text) => Self::parse(&text, "DeepSpeed configuration", validation),
+            None => Self::read(name, validation),
+        }
     }
 
     /// Reads a text; `file` names it in messages.
@@ -375,11 +389,14 @@ fn read_the_rest(top: &mut Section<'_>) -> Result<(), ConfigError> {
         "autotuning",
         "checkpoint",
         "comet",
+        // Of no version of DeepSpeed, but in files that are passed around.
+        "comms_config",
         "comms_logger",
         "compile",
         "compression_training",
         "data_parallel_size",
         "datastates_ckpt",
+        "deepspeed_path",
         "disable_allgather",
         "dump_state",
         "eigenvalue",

@@ -43,6 +43,7 @@ pub(super) fn modernise(tree: &mut Node, source: &Source) -> Result<(), ConfigEr
         ] {
             offload_as_flag(zero, old, new, source)?;
         }
+        offload_as_of_launchers(zero, source)?;
     }
     if let Some(aio) = tree.at_mut("aio") {
         rename(
@@ -97,6 +98,35 @@ fn offload_as_flag(zero: &mut Node, old: &str, new: &str, source: &Source) -> Re
         read_as: format!("\"{new}\": {section}"),
     });
     if on {
+        zero.set(new, section);
+    }
+    Ok(())
+}
+
+/// Names of launchers' flags, which files have in this place although DeepSpeed refuses them there: a device, and whether
+/// the optimizer is offloaded to the CPU.
+fn offload_as_of_launchers(zero: &mut Node, source: &Source) -> Result<(), ConfigError> {
+    for (old, new) in [
+        ("offload_optimizer_params", "offload_optimizer"),
+        ("offload_optimizer_device", "offload_optimizer"),
+        ("offload_param_device", "offload_param"),
+    ] {
+        let device = match zero.get(old) {
+            Some(Node::Flag(on)) if old == "offload_optimizer_params" => {
+                Node::Text(if *on { "cpu" } else { "none" }.into())
+            }
+            Some(device @ Node::Text(_)) => device.clone(),
+            _ => continue,
+        };
+        zero.remove(old);
+        if zero.get(new).is_some() {
+            return Err(both(source, "zero_optimization", old, new));
+        }
+        let section = Node::Object(vec![("device".into(), device)]);
+        source.warn(Warning::Deprecated {
+            path: format!("zero_optimization.{old}"),
+            read_as: format!("\"{new}\": {section}"),
+        });
         zero.set(new, section);
     }
     Ok(())

@@ -12,7 +12,7 @@ use std::fmt;
 
 /// A JSON value; an object keeps the order of its keys.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Node {
+pub(crate) enum Node {
     Null,
     Flag(bool),
     Number(Number),
@@ -24,7 +24,7 @@ pub(super) enum Node {
 /// Parses a text; of a repeated key the last value remains.
 ///
 /// serde_json refuses more than 128 levels, which bounds every recursion over the tree.
-pub(super) fn parse(
+pub(crate) fn parse(
     text: &str,
     file: &str,
     validation: Validation,
@@ -56,6 +56,11 @@ pub(super) fn parse(
         }
     })?;
     Ok(tree)
+}
+
+/// Returns a path as messages have it.
+pub(crate) fn path_of(keys: &[String]) -> String {
+    keys.join(".")
 }
 
 /// Replaces comments and trailing commas by blanks.
@@ -125,7 +130,7 @@ fn settle_repeated_keys(
                 settle_repeated_keys(&mut value, path, report)?;
                 if let Some(place) = places.get(&key).copied() {
                     let entry: &mut (String, Node) = &mut settled[place];
-                    report(path.join("."), entry.1.to_string(), value.to_string())?;
+                    report(path_of(path), entry.1.to_string(), value.to_string())?;
                     entry.1 = value;
                 } else {
                     places.insert(key.clone(), settled.len());
@@ -154,13 +159,13 @@ impl Node {
         })
     }
 
-    pub(super) fn get(&self, key: &str) -> Option<&Self> {
+    pub(crate) fn get(&self, key: &str) -> Option<&Self> {
         let Self::Object(entries) = self else { return None };
         entries.iter().find(|(name, _)| name == key).map(|(_, value)| value)
     }
 
     /// Sets a key of an object; other values stay as they are.
-    pub(super) fn set(&mut self, key: &str, value: Self) {
+    pub(crate) fn set(&mut self, key: &str, value: Self) {
         if let Self::Object(entries) = self {
             match entries.iter_mut().find(|(name, _)| name == key) {
                 Some((_, place)) => *place = value,
@@ -179,7 +184,7 @@ impl Node {
         matches!(self, Self::Text(text) if text == "auto")
     }
 
-    fn to_json(&self) -> serde_json::Value {
+    pub(crate) fn to_json(&self) -> serde_json::Value {
         match self {
             Self::Null => serde_json::Value::Null,
             Self::Flag(flag) => (*flag).into(),

@@ -79,7 +79,8 @@ impl Fp16 {
             "min_loss_scale",
             "a number above 0, and not above 2 to the power \"initial_scale_power\"",
         )?;
-        section.no_effect(&["auto_cast"]);
+        // The second is of no version of DeepSpeed, but in files that are passed around.
+        section.no_effect(&["auto_cast", "auto_adjust_loss_scale"]);
         section.refuse("fp16_master_weights_and_grads", is_true, FULL_MASTER)?;
         section.finish()?;
         Ok(default)

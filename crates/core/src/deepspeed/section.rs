@@ -46,7 +46,7 @@ pub(super) struct Section<'a> {
 }
 
 /// A value that one JSON value gives.
-pub(super) trait FromNode: Sized {
+pub(crate) trait FromNode: Sized {
     const EXPECTED: &'static str;
 
     fn from_node(node: &Node) -> Option<Self>;

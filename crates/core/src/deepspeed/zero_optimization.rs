@@ -160,6 +160,8 @@ impl ZeroOptimization {
             "legacy_stage1",
             "grad_hooks",
             "cpu_offload_use_pin_memory",
+            // Of no version of DeepSpeed, but in files that are passed around.
+            "stage3_max_act_zero_gap",
             "stage3_module_granularity_threshold",
             "stage3_use_all_reduce_for_fetch_params",
             "stage3_allgather_sequential",

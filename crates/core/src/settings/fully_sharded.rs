@@ -24,6 +24,10 @@ pub(super) fn read(environment: &Environment<'_>) -> Result<Option<FullyShardedO
         &ReshardAfterForward::expected(),
         ReshardAfterForward::from_name,
     )?;
+    if flag(variable::FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD)? == Some(true) {
+        let expected = "expected false: what units keep for the backward stays where they compute";
+        return Err(Origin::Variable(variable::FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD).refuse(true, expected));
+    }
     Ok(Some(FullyShardedOptions {
         version: named(environment, variable::FSDP_VERSION)?,
         sharding_strategy: named(environment, variable::FSDP_SHARDING_STRATEGY)?,

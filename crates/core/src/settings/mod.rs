@@ -7,6 +7,7 @@
 mod fp8;
 mod fully_sharded;
 mod given;
+mod mesh;
 mod resolve;
 mod said;
 mod state;

@@ -53,12 +53,11 @@ impl ProgramSettings {
         let mut variables = Variables::read(lookup)?;
         let fp8_of_variables = std::mem::take(&mut variables.fp8);
         let debug_mode = self.debug_mode.unwrap_or(variables.debug_mode);
-        let fully_sharded = fully_sharded::resolve(
-            self,
-            strategy,
-            variables.fully_sharded.take(),
-            variables.deepspeed.is_some(),
-        )?;
+        let mut of_variables = variables.fully_sharded.take();
+        if let Some(mesh) = variables.mesh {
+            of_variables = mesh.applied(of_variables, world_size)?;
+        }
+        let fully_sharded = fully_sharded::resolve(self, strategy, of_variables, variables.deepspeed.is_some())?;
         let uses_deepspeed = variables.deepspeed.is_some() || self.deepspeed.is_some();
         let named = variables
             .deepspeed
@@ -66,7 +65,7 @@ impl ProgramSettings {
             .and_then(|flags| flags.config_file.as_deref());
         let file = match (&self.deepspeed, named) {
             (Some(config), _) => Some(config.clone()),
-            (None, Some(path)) => Some(DeepSpeedConfig::read(path, Validation::Lenient)?),
+            (None, Some(path)) => Some(DeepSpeedConfig::read_or_decode(path, Validation::Lenient)?),
             (None, None) => None,
         };
         let said = Said::new(self, variables, file.is_some())?;

@@ -2,6 +2,7 @@
 
 use super::fully_sharded;
 use super::given::Given;
+use super::mesh::Mesh;
 use crate::deepspeed::{MixedPrecision, OffloadDevice};
 use crate::environment as variable;
 use crate::fp8::Fp8Recipe;
@@ -24,6 +25,7 @@ pub(super) struct Variables {
     pub(super) deepspeed: Option<DeepSpeedVariables>,
     /// `None` where FSDP is not asked for; its variables are not looked at then.
     pub(super) fully_sharded: Option<FullyShardedOptions>,
+    pub(super) mesh: Option<Mesh>,
 }
 
 /// Variables that count only where `ACCELERATE_USE_DEEPSPEED` is true.
@@ -58,6 +60,7 @@ impl Variables {
             fp8: super::fp8::read(&environment)?,
             deepspeed: DeepSpeedVariables::read(&environment)?,
             fully_sharded: fully_sharded::read(&environment)?,
+            mesh: Mesh::read(&environment)?,
         })
     }
 }

@@ -5,6 +5,7 @@ mod adapters;
 mod checkpoint_folders;
 mod checkpoints;
 mod collating;
+mod configuration;
 mod configured;
 mod deepspeed;
 mod files;

@@ -1,0 +1,63 @@
+//! `sconce config`: the files that say what runs are, and what follows from them.
+
+mod show;
+mod update;
+mod validate;
+mod write_default;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use sconce_collectives::environment::of_process;
+
+use crate::command_error::CommandError;
+use crate::terminal::print;
+
+/// Show, check, write and convert configuration files
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Show(show::Arguments),
+    Validate(validate::Arguments),
+    Default(write_default::Arguments),
+    Update(update::Arguments),
+    Schema(SchemaArguments),
+}
+
+/// Print a JSON Schema of configuration files, by which editors complete and check them
+#[derive(Debug, Args)]
+struct SchemaArguments {}
+
+/// Runs `sconce config`.
+///
+/// # Errors
+/// When files cannot be used, or not be written.
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
+    match &arguments.command {
+        Some(Command::Show(arguments)) => show::run(arguments),
+        Some(Command::Validate(arguments)) => validate::run(arguments),
+        Some(Command::Default(arguments)) => write_default::run(arguments),
+        Some(Command::Update(arguments)) => update::run(arguments),
+        Some(Command::Schema(_)) => {
+            print(&format!("{:#}\n", sconce_core::config::schema()))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        None => Err(CommandError::usage("what to do with configuration files?")
+            .hint("`sconce config --help` shows what there is: show, validate, default, update, schema")),
+    }
+}
+
+/// The file that is meant where none is named.
+fn default_file() -> Result<PathBuf, CommandError> {
+    sconce_core::config::default_file(of_process).ok_or_else(|| {
+        CommandError::usage("no --config_file, and no folder for the default one: HOME is not set")
+            .hint("name a file: --config_file run.yaml")
+    })
+}
