@@ -9,7 +9,10 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::command_error::CommandError;
 use crate::panic_report::reporting_panics;
-use crate::{checkpoint, completions, config, env, launch, man, merge_weights, report, to_fsdp2};
+use crate::{
+    bench, checkpoint, completions, config, env, estimate_memory, launch, man, merge_weights, plan, report, self_test,
+    to_fsdp2,
+};
 
 const CONVENTIONS: &str = "\
 Exit codes: 0 done; 1 the work failed; 2 the command line or a file that it names is wrong; 101 a bug in sconce.
@@ -39,10 +42,18 @@ enum Command {
     ToFsdp2(to_fsdp2::Arguments),
     Checkpoint(checkpoint::Arguments),
     MergeWeights(merge_weights::Arguments),
+    EstimateMemory(estimate_memory::Arguments),
+    Plan(plan::Arguments),
+    Test(self_test::Arguments),
+    Bench(bench::Arguments),
     Env(env::Arguments),
     Report(report::Arguments),
     Completions(completions::Arguments),
     Man(man::Arguments),
+    #[command(hide = true)]
+    SelfTestRank(self_test::RankArguments),
+    #[command(hide = true)]
+    BenchRank(bench::RankArguments),
 }
 
 /// Returns the definition of the command line: what completions and manual pages are made of.
@@ -73,6 +84,12 @@ fn run_command(command: &Command) -> Result<ExitCode, CommandError> {
         Command::ToFsdp2(arguments) => to_fsdp2::run(arguments),
         Command::Checkpoint(arguments) => checkpoint::run(arguments),
         Command::MergeWeights(arguments) => merge_weights::run(arguments),
+        Command::EstimateMemory(arguments) => estimate_memory::run(arguments),
+        Command::Plan(arguments) => plan::run(arguments),
+        Command::Test(arguments) => self_test::run(arguments),
+        Command::SelfTestRank(arguments) => self_test::run_rank(arguments),
+        Command::Bench(arguments) => bench::run(arguments),
+        Command::BenchRank(arguments) => bench::run_rank(arguments),
         Command::Env(arguments) => env::run(arguments),
         Command::Report(arguments) => report::run(arguments),
         Command::Completions(arguments) => completions::run(arguments),

@@ -5,37 +5,20 @@
 //! all-gather and all-to-all (n - 1) / n, others 1. Every case is sampled once per round, cases taking turns, and
 //! medians are over rounds; `of_memcpy` is the median of the ratio to one core's memcpy of the same round.
 
-use half::bf16;
-use sconce_collectives::{Buffer, Communicator, Counts, Element, Options, ReduceOp, shm};
+use sconce_collectives::measure::{Buffers, Case, Operation, median, repetitions};
+use sconce_collectives::{Communicator, ElementType, Options, shm};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 const MIB: usize = 1 << 20;
 
-#[derive(Clone, Copy, PartialEq)]
-enum Operation {
-    /// One rank copies; the others wait.
-    MemcpyAlone,
-    /// All ranks copy at once.
-    MemcpyTogether,
+/// What is measured in turn.
+#[derive(Clone, Copy)]
+enum Turn {
+    Case(Case),
     /// The least that any barrier costs on this machine: every rank stores a number and reads the others'.
     BareBarrier,
-    Barrier,
-    AllReduce,
-    ReduceScatter,
-    AllGather,
-    Broadcast,
-    AllToAll,
-}
-
-#[derive(Clone, Copy)]
-struct Case {
-    operation: Operation,
-    dtype: &'static str,
-    bytes: usize,
-    /// The buffer lies in the segment (true) or in private memory.
-    shared: bool,
 }
 
 fn main() {
@@ -64,54 +47,65 @@ fn usage(what: &str) -> ! {
     std::process::exit(2)
 }
 
-fn cases(largest: usize) -> Vec<Case> {
+fn turns(largest: usize) -> Vec<Turn> {
     use Operation::*;
-    let case = |operation, dtype, bytes, shared| Case {
-        operation,
-        dtype,
-        bytes,
-        shared,
+    let case = |operation, element, bytes, shared| {
+        Turn::Case(Case {
+            operation,
+            element,
+            bytes,
+            shared,
+        })
     };
-    let mut cases = vec![
-        case(MemcpyAlone, "u8", largest, false),
-        case(MemcpyTogether, "u8", largest, false),
-        case(BareBarrier, "u8", 0, false),
-        case(Barrier, "u8", 0, false),
+    let (u8, f32, bf16) = (ElementType::U8, ElementType::F32, ElementType::BF16);
+    let mut turns = vec![
+        case(MemcpyAlone, u8, largest, false),
+        case(MemcpyTogether, u8, largest, false),
+        Turn::BareBarrier,
+        case(Barrier, u8, 0, false),
     ];
     for bytes in [4, 64, 256, 1 << 10, 4 << 10] {
-        cases.push(case(AllReduce, "f32", bytes, false));
+        turns.push(case(AllReduce, f32, bytes, false));
     }
     for bytes in [64 << 10, MIB, 16 * MIB, largest]
         .into_iter()
         .filter(|bytes| *bytes <= largest)
     {
-        cases.push(case(AllReduce, "f32", bytes, true));
-        cases.push(case(AllReduce, "f32", bytes, false));
+        turns.push(case(AllReduce, f32, bytes, true));
+        turns.push(case(AllReduce, f32, bytes, false));
     }
     for shared in [true, false] {
-        cases.push(case(AllReduce, "bf16", largest, shared));
+        turns.push(case(AllReduce, bf16, largest, shared));
         for operation in [ReduceScatter, AllGather, Broadcast] {
-            cases.push(case(operation, "f32", largest, shared));
+            turns.push(case(operation, f32, largest, shared));
         }
     }
-    cases.push(case(ReduceScatter, "bf16", largest, true));
-    cases.push(case(AllToAll, "f32", largest, false));
-    cases
+    turns.push(case(ReduceScatter, bf16, largest, true));
+    turns.push(case(AllToAll, f32, largest, false));
+    turns
 }
 
 fn bench(ranks: usize, rounds: usize, largest: usize) {
-    let cases = cases(largest);
-    let samples: Mutex<Vec<Vec<f64>>> = Mutex::new(vec![Vec::new(); cases.len()]);
+    let turns = turns(largest);
+    let samples: Mutex<Vec<Vec<f64>>> = Mutex::new(vec![Vec::new(); turns.len()]);
     let groups = shm::threads(ranks, &Options::default()).expect("threads can be made");
     std::thread::scope(|scope| {
         for group in &groups {
-            let (cases, samples) = (&cases, &samples);
+            let (turns, samples) = (&turns, &samples);
             scope.spawn(move || {
-                let mut memory = Memory::new(&**group, largest);
+                LINES[group.rank()].0.store(0, Ordering::SeqCst);
+                let mut buffers = Buffers::new(&**group, largest).expect("the segment fits memory");
+                let mut barriers = 0;
                 // Round 0 warms up.
                 for round in 0..=rounds {
-                    for (number, case) in cases.iter().enumerate() {
-                        let seconds = memory.sample(&**group, case);
+                    for (number, turn) in turns.iter().enumerate() {
+                        let seconds = match turn {
+                            Turn::BareBarrier => bare_barriers(&**group, &mut barriers),
+                            Turn::Case(case) => {
+                                let repeat = repetitions(case.bytes);
+                                buffers.sample(&**group, case, repeat).expect("the operation succeeds")
+                            }
+                        };
                         if round > 0 && group.rank() == 0 {
                             samples.lock().expect("no rank panics")[number].push(seconds);
                         }
@@ -121,18 +115,9 @@ fn bench(ranks: usize, rounds: usize, largest: usize) {
         }
     });
     let samples = samples.into_inner().expect("no rank panicked");
-    for (case, own) in cases.iter().zip(&samples) {
-        report(case, ranks, own, &samples[0], largest);
+    for (turn, own) in turns.iter().zip(&samples) {
+        report(turn, ranks, own, &samples[0], largest);
     }
-}
-
-/// One rank's buffers: touched once, used by all cases.
-struct Memory {
-    shared: Buffer,
-    private: Buffer,
-    second: Buffer,
-    bare_barriers: usize,
-    cores: usize,
 }
 
 /// One counter per rank, on a cache line of its own.
@@ -141,128 +126,58 @@ static LINES: [Line; 64] = [const { Line(AtomicUsize::new(0)) }; 64];
 #[repr(align(128))]
 struct Line(AtomicUsize);
 
-impl Memory {
-    fn new(group: &dyn Communicator, bytes: usize) -> Self {
-        let mut memory = Self {
-            shared: group.allocate(bytes).expect("the segment fits memory"),
-            private: Buffer::on_heap(bytes),
-            second: Buffer::on_heap(bytes),
-            bare_barriers: 0,
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
-        };
-        LINES[group.rank()].0.store(0, Ordering::SeqCst);
-        group.barrier().expect("barrier");
-        for buffer in [&mut memory.shared, &mut memory.private, &mut memory.second] {
-            buffer.as_mut_slice::<u8>().fill(0);
-        }
-        memory
-    }
-
-    /// Returns the seconds of one operation, the mean over a batch of them.
-    fn sample(&mut self, group: &dyn Communicator, case: &Case) -> f64 {
-        let repeat = match case.bytes {
-            0..=4096 => 5000,
-            4097..=1_048_576 => 100,
-            _ => 1,
-        };
-        group.barrier().expect("barrier");
-        let start = Instant::now();
-        for _ in 0..repeat {
-            match case.dtype {
-                "bf16" => self.run::<bf16>(group, case),
-                "u8" => self.run::<u8>(group, case),
-                _ => self.run::<f32>(group, case),
-            }
-        }
-        let seconds = start.elapsed().as_secs_f64() / f64::from(repeat);
-        group.barrier().expect("barrier");
-        seconds
-    }
-
-    fn run<T: Element>(&mut self, group: &dyn Communicator, case: &Case) {
-        let count = case.bytes / T::TYPE.size();
-        let size = group.size();
-        let even = count / size * size;
-        let buffer = if case.shared {
-            &mut self.shared
-        } else {
-            &mut self.private
-        };
-        let whole = &mut buffer.as_mut_slice::<T>()[..count];
-        let second = &mut self.second.as_mut_slice::<T>()[..count];
-        match case.operation {
-            Operation::MemcpyAlone if group.rank() != 0 => Ok(()),
-            Operation::MemcpyAlone | Operation::MemcpyTogether => {
-                second.copy_from_slice(whole);
-                std::hint::black_box(&second);
-                Ok(())
-            }
-            Operation::BareBarrier => {
-                self.bare_barriers += 1;
-                LINES[group.rank()].0.store(self.bare_barriers, Ordering::Release);
-                for line in &LINES[..size] {
-                    while line.0.load(Ordering::Acquire) < self.bare_barriers {
-                        if size <= self.cores {
-                            std::hint::spin_loop();
-                        } else {
-                            std::thread::yield_now();
-                        }
-                    }
+/// Returns the seconds of one bare barrier; `passed` counts those there were.
+fn bare_barriers(group: &dyn Communicator, passed: &mut usize) -> f64 {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let (size, repeat) = (group.size(), repetitions(0));
+    group.barrier().expect("barrier");
+    let start = Instant::now();
+    for _ in 0..repeat {
+        *passed += 1;
+        LINES[group.rank()].0.store(*passed, Ordering::Release);
+        for line in &LINES[..size] {
+            while line.0.load(Ordering::Acquire) < *passed {
+                if size <= cores {
+                    std::hint::spin_loop();
+                } else {
+                    std::thread::yield_now();
                 }
-                Ok(())
             }
-            Operation::Barrier => group.barrier(),
-            Operation::AllReduce => group.all_reduce(whole, ReduceOp::Sum),
-            Operation::ReduceScatter if case.shared => {
-                group.reduce_scatter_in_place(&mut whole[..even], Counts::Equal(even / size), ReduceOp::Sum)
-            }
-            Operation::ReduceScatter => group.reduce_scatter(&whole[..even], &mut second[..even / size], ReduceOp::Sum),
-            Operation::AllGather => group.all_gather_in_place(&mut whole[..even], Counts::Equal(even / size)),
-            Operation::Broadcast => group.broadcast(whole, 0),
-            Operation::AllToAll => group.all_to_all(&whole[..even], &mut second[..even]),
         }
-        .expect("the operation succeeds");
     }
+    let seconds = start.elapsed().as_secs_f64() / f64::from(repeat);
+    group.barrier().expect("barrier");
+    seconds
 }
 
-fn report(case: &Case, ranks: usize, samples: &[f64], memcpy: &[f64], largest: usize) {
-    let n = ranks as f64;
-    let (name, factor) = match case.operation {
-        Operation::MemcpyAlone => ("memcpy, one rank alone", 1.0),
-        Operation::MemcpyTogether => ("memcpy, all ranks together", 1.0),
-        Operation::BareBarrier => ("bare barrier", 0.0),
-        Operation::Barrier => ("barrier", 0.0),
-        Operation::AllReduce => ("all_reduce", 2.0 * (n - 1.0) / n),
-        Operation::ReduceScatter => ("reduce_scatter", (n - 1.0) / n),
-        Operation::AllGather => ("all_gather", (n - 1.0) / n),
-        Operation::Broadcast => ("broadcast", 1.0),
-        Operation::AllToAll => ("all_to_all", (n - 1.0) / n),
+fn report(turn: &Turn, ranks: usize, samples: &[f64], memcpy: &[f64], largest: usize) {
+    let (name, factor, case) = match turn {
+        Turn::BareBarrier => ("bare barrier", 0.0, None),
+        Turn::Case(case) => (case.operation.name(), case.operation.bus_factor(ranks), Some(case)),
     };
+    let bytes = case.map_or(0, |case| case.bytes);
     let seconds = median(samples.to_vec());
-    let algorithm = case.bytes as f64 / seconds / 1e9;
+    let algorithm = bytes as f64 / seconds / 1e9;
     let ratios = samples.iter().zip(memcpy).map(|(own, memcpy)| memcpy / own).collect();
-    let memory = if case.shared { "segment" } else { "private" };
+    let is_shared = case.is_some_and(|case| case.shared);
+    let memory = if is_shared { "segment" } else { "private" };
+    let dtype = case.map_or("u8", |case| case.element.name());
     let mut line = serde_json::json!({
         "operation": name,
-        "dtype": case.dtype,
-        "bytes": case.bytes,
+        "dtype": dtype,
+        "bytes": bytes,
         "ranks": ranks,
         "memory": memory,
         "latency_us": round(seconds * 1e6),
     });
-    if case.bytes > 0 {
+    if bytes > 0 {
         line["algorithm_gb_per_s"] = round(algorithm).into();
         line["bus_gb_per_s"] = round(algorithm * factor).into();
     }
-    if case.bytes == largest {
+    if bytes == largest {
         line["of_memcpy"] = round(median(ratios)).into();
     }
     println!("{line}");
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn round(value: f64) -> f64 {

@@ -33,6 +33,7 @@ mod element;
 pub mod environment;
 mod error;
 mod flight_recorder;
+pub mod measure;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 #[cfg(feature = "nccl")]

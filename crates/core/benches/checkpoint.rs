@@ -10,24 +10,17 @@
 
 use candle_core::{DType, Device};
 use candle_nn::Module as _;
+use sconce_collectives::measure::median;
 use sconce_core::checkpoint::Checkpoints;
+use sconce_core::measure::{CheckpointPart, CheckpointTimes};
 use sconce_core::nn::linear;
-use sconce_core::{Accelerator, AcceleratorBuilder, AdamW, Weights, ZeroStage, launch_threads, unit};
-use std::fs::File;
-use std::io::{Read as _, Write as _};
+use sconce_core::{AcceleratorBuilder, AdamW, Weights, launch_threads};
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
 const RANKS: usize = 2;
-const PIECE: usize = 1 << 20;
 const LAYERS: usize = 8;
-const NAMES: [&str; 6] = ["disk_write", "save", "disk_read", "load", "memcpy", "blocking"];
-
-const SHARDED: ZeroStage = ZeroStage::Three {
-    persistence_threshold: 0,
-};
-
 /// Set in the program that times steps.
 const STEPS: &str = "SCONCE_BENCH_STEPS";
 /// Rows of a step's batch, so that it computes for longer than it touches memory.
@@ -49,19 +42,19 @@ fn main() {
     if std::env::var_os(STEPS).is_some() {
         return bench_steps(folder.path(), mebibytes << 20, rounds).expect("no rank fails");
     }
-    let seconds = launch_threads(RANKS, |builder| bench(builder, folder.path(), mebibytes << 20, rounds));
-    let seconds = seconds.expect("no rank fails").remove(0);
-    for (number, name) in NAMES.iter().enumerate() {
-        let own = median(seconds[number].clone());
+    let times = launch_threads(RANKS, |builder| {
+        CheckpointTimes::measure(builder, folder.path(), mebibytes << 20, rounds)
+    });
+    let times = times.expect("no rank fails").remove(0);
+    for part in CheckpointPart::ALL {
+        let own = times.seconds(part);
         let mut line = serde_json::json!({
-            "what": name,
+            "what": part.name(),
             "seconds": round(own),
-            "gb_per_s": round((mebibytes << 20) as f64 / own / 1e9),
+            "gb_per_s": round(times.bytes as f64 / own / 1e9),
         });
-        if number % 2 == 1 {
-            let pairs = seconds[number].iter().zip(&seconds[number - 1]);
-            let ratios = pairs.map(|(own, floor)| own / floor).collect();
-            line[format!("of_{}", NAMES[number - 1])] = round(median(ratios)).into();
+        if let (Some(floor), Some(ratio)) = (part.floor(), times.ratio(part)) {
+            line[format!("of_{}", floor.name())] = round(ratio).into();
         }
         println!("{line}");
     }
@@ -124,111 +117,6 @@ fn bench_steps(folder: &Path, bytes: usize, rounds: usize) -> Result<(), Box<dyn
 fn usage(what: &str) -> ! {
     eprintln!("error: {what:?} was not expected; use --mebibytes 1024 --rounds 7");
     std::process::exit(2)
-}
-
-/// Times everything in turn; returns the seconds of each in [`NAMES`]' order.
-fn bench(
-    builder: AcceleratorBuilder,
-    folder: &Path,
-    bytes: usize,
-    rounds: usize,
-) -> Result<Vec<Vec<f64>>, Box<dyn std::error::Error + Send + Sync>> {
-    let numbered = folder.join("numbered");
-    let checkpoints = Checkpoints {
-        folder: numbered,
-        total_limit: Some(1),
-    };
-    let acc = builder.checkpoints(checkpoints).strategy(SHARDED).build()?;
-    let vb = acc.var_builder(Weights::Random { seed: 1 })?;
-    // Values and two moments, f32.
-    let rows = bytes / 3 / 4 / LAYERS / 1024;
-    let model = unit(vb, "model", |vb| {
-        let layers = (0..LAYERS).map(|layer| vb.get((rows, 1024), &format!("layer{layer}")));
-        layers.collect::<candle_core::Result<Vec<_>>>()
-    })?;
-    acc.prepare_optimizer(Box::new(AdamW::default()))?;
-    let zero = candle_core::Tensor::zeros((), DType::F32, &Device::Cpu)?;
-    let loss = model.run(zero, |layers, zero| {
-        let add = |loss: candle_core::Tensor, layer: &candle_core::Tensor| loss + layer.sqr()?.mean_all()?;
-        layers.iter().try_fold(zero, add)
-    })?;
-    acc.backward(&loss)?;
-    acc.engine().step(1e-3)?;
-    acc.engine().zero_grad();
-    drop(loss);
-
-    let rank = acc.world().rank;
-    let own = 3 * 4 * LAYERS * rows * 1024 / RANKS;
-    let (mut source, mut target) = (vec![1u8; own], vec![0u8; own]);
-    source
-        .iter_mut()
-        .enumerate()
-        .for_each(|(number, byte)| *byte = (number % 251) as u8);
-    let plain = folder.join(format!("plain-{rank}"));
-    let saved = folder.join("saved");
-    let mut seconds = vec![Vec::new(); NAMES.len()];
-    // Round 0 warms up.
-    for number in 0..=rounds {
-        let mut note =
-            |which: usize, start: Instant| seconds[which].extend((number > 0).then(|| start.elapsed().as_secs_f64()));
-        let start = together(&*acc)?;
-        write(&plain, &source)?;
-        together(&*acc)?;
-        note(0, start);
-        let start = together(&*acc)?;
-        acc.save_state(&saved)?;
-        note(1, start);
-        forget(&plain)?;
-        forget(&saved.join(format!("rank-{rank:05}.safetensors")))?;
-        let start = together(&*acc)?;
-        read(&plain, &mut target)?;
-        together(&*acc)?;
-        note(2, start);
-        let start = together(&*acc)?;
-        acc.load_state(&saved)?;
-        note(3, start);
-        together(&*acc)?;
-        if acc.is_main_process() {
-            std::fs::remove_dir_all(&saved)?;
-        }
-        let start = together(&*acc)?;
-        target.copy_from_slice(&source);
-        together(&*acc)?;
-        note(4, start);
-        let start = together(&*acc)?;
-        acc.save_checkpoint_in_background()?;
-        note(5, start);
-        acc.finish_saving()?;
-    }
-    Ok(seconds)
-}
-
-fn together(acc: &dyn Accelerator) -> sconce_core::Result<Instant> {
-    acc.wait_for_everyone()?;
-    Ok(Instant::now())
-}
-
-fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut file = File::create(path)?;
-    bytes.chunks(PIECE).try_for_each(|piece| file.write_all(piece))?;
-    file.sync_all()
-}
-
-fn read(path: &Path, bytes: &mut [u8]) -> std::io::Result<()> {
-    let mut file = File::open(path)?;
-    bytes.chunks_mut(PIECE).try_for_each(|piece| file.read_exact(piece))
-}
-
-/// Drops a file from the page cache.
-fn forget(path: &Path) -> std::io::Result<()> {
-    let file = File::open(path)?;
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
-    Ok(())
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn round(value: f64) -> f64 {

@@ -8,6 +8,7 @@
 
 use rayon::prelude::*;
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use sconce_collectives::measure::median;
 use sconce_zero::{AdamW, DiskOptions, DiskState, OptimizerRule, StateSlices, Update};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -210,11 +211,6 @@ fn aligned(memory: &mut [u8]) -> &mut [u8] {
     let start = memory.as_ptr().align_offset(ALIGNMENT);
     let length = memory.len() - ALIGNMENT;
     &mut memory[start..][..length]
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn round(value: f64) -> f64 {

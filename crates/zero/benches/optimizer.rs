@@ -9,6 +9,7 @@
 
 use half::bf16;
 use rayon::prelude::*;
+use sconce_collectives::measure::median;
 use sconce_zero::{AdamW, Gradient, HalfMut, OptimizerRule, StateSlices, Update, Values};
 use std::hint::black_box;
 use std::time::Instant;
@@ -198,11 +199,6 @@ fn move_streams(keep: u32, take: u32, parameter: &mut [f32], gradient: &[f32], f
         *m = mixed(*m, *g);
         *v = mixed(*v, *g);
     }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn round(value: f64) -> f64 {

@@ -73,7 +73,7 @@ use sconce_collectives::{Buffer, Communicator, ReduceOp};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Buffers through which sharded gradients pass: one fills while two are being reduced.
-const PASSING_BUFFERS: usize = 3;
+pub(crate) const PASSING_BUFFERS: usize = 3;
 /// Buckets with gradients from a device that may be away at once.
 const AWAY_FROM_A_DEVICE: usize = 2;
 

@@ -15,7 +15,7 @@
 //! order and come to the same bits.
 
 use crate::Placement;
-use crate::parameter::{Parameter, chunk_of};
+use crate::parameter::chunk_of;
 use candle_core::DType;
 use std::ops::Range;
 
@@ -120,10 +120,11 @@ impl BucketLayout {
     }
 }
 
-/// Deals parameters out into buckets in the given order; a bucket is closed when it reaches its size in bytes.
+/// Deals parameters out into buckets in the given order; a bucket is closed when it reaches its size in bytes. `about` says
+/// of a parameter where its state lies, the dtype of its values, and its elements.
 pub(crate) fn buckets(
     order: &[usize],
-    parameters: &[Parameter],
+    about: impl Fn(usize) -> (Placement, DType, usize),
     parts: usize,
     first: usize,
     others: usize,
@@ -131,7 +132,7 @@ pub(crate) fn buckets(
     let mut closed: Vec<BucketLayout> = Vec::new();
     let mut open: Vec<BucketLayout> = Vec::new();
     for &parameter in order {
-        let (placement, dtype) = (parameters[parameter].placement, parameters[parameter].tensor.dtype());
+        let (placement, dtype, elements) = about(parameter);
         let number = open
             .iter()
             .position(|bucket| (bucket.placement, bucket.dtype) == (placement, dtype))
@@ -139,7 +140,7 @@ pub(crate) fn buckets(
                 open.push(BucketLayout::new(placement, dtype, parts));
                 open.len() - 1
             });
-        open[number].push(parameter, parameters[parameter].info.elements());
+        open[number].push(parameter, elements);
         let limit = if closed.is_empty() { first } else { others };
         if open[number].elements() * size_of::<f32>() >= limit {
             closed.push(open.remove(number));

@@ -40,6 +40,7 @@ mod layout;
 mod local_tensor;
 mod loss_guard;
 mod loss_scale;
+mod memory_forecast;
 mod memory_report;
 mod mesh;
 mod norm;
@@ -77,6 +78,7 @@ pub use gradients::PowerSgd;
 pub use local_tensor::LocalTensor;
 pub use loss_guard::Stepped;
 pub use loss_scale::{BackoffScaling, HysteresisScaling, LossScaleState, LossScaler, LossScaling};
+pub use memory_forecast::{MemoryForecast, PlannedParameter};
 pub use memory_report::MemoryReport;
 pub use norm::Norm;
 pub use optimizer::{

@@ -53,11 +53,6 @@ fn main() -> Result<()> {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 fn round(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }

@@ -10,11 +10,12 @@ use std::time::Instant;
 use anyhow::Result;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Optimizer as _, ParamsAdamW, VarBuilder, VarMap};
+use sconce_collectives::measure::median;
 use sconce_core::schedule::ConstantSchedule;
 use sconce_core::{AcceleratorBuilder, AdamW, DataLoader, TensorDataset, Weights};
 use sconce_examples::models::{Llama, LlamaConfig};
 
-use super::{median, round};
+use super::round;
 
 /// The model of this bench and of [`peers`](super::peers).
 pub(crate) const CONFIG: &str = r#"{

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use candle_core::{Device, Tensor};
+use sconce_collectives::measure::median;
 use sconce_collectives::store::{Secret, StoreServer};
 use sconce_collectives::{Communicator, Options, connect, environment as variable};
 use sconce_core::schedule::ConstantSchedule;
@@ -21,7 +22,7 @@ use sconce_core::{
 use sconce_examples::models::{Llama, LlamaConfig};
 use serde_json::json;
 
-use super::{median, round};
+use super::round;
 
 const RANKS: usize = 2;
 

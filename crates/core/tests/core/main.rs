@@ -18,6 +18,7 @@ mod learning_rates;
 mod loading;
 mod local_sgd;
 mod loop_settings;
+mod memory_estimate;
 mod metrics;
 #[cfg(feature = "parquet")]
 mod parquet_files;
@@ -28,6 +29,7 @@ mod resuming;
 mod run_settings;
 mod sampling;
 mod schedules;
+mod self_test;
 mod settings;
 mod several_models;
 mod skipping;

@@ -7,7 +7,7 @@ use super::state_file::StateFile;
 use crate::{DiskOptions, Error, Result};
 
 /// Buffers under way: one is read, one changed, one written.
-const BUFFERS: usize = 3;
+pub(crate) const BUFFERS: usize = 3;
 
 /// One rank's optimizer state in a file, of which three groups at most are in memory.
 ///

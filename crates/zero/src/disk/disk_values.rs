@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Bytes read or written at once; large enough that a fast drive does not wait for the next request.
-const WINDOW: usize = 4 << 20;
+pub(crate) const WINDOW: usize = 4 << 20;
 
 /// One rank's values in a file, of whatever type; all bytes are zero at first.
 ///

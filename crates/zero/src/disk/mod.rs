@@ -23,8 +23,10 @@ mod leftovers;
 mod pipeline;
 mod state_file;
 
+pub(crate) use disk_state::BUFFERS;
 pub use disk_state::DiskState;
 pub use disk_values::DiskValues;
+pub(crate) use disk_values::WINDOW;
 
 /// What places and lengths in files, and addresses in memory, are multiples of. Devices have blocks of 512 or 4096 bytes.
-const BLOCK_BYTES: usize = 4096;
+pub(crate) const BLOCK_BYTES: usize = 4096;

@@ -134,9 +134,13 @@ impl Engine {
     /// Lays the buckets out in an order that all ranks know, of all trained parameters.
     pub(super) fn lay_out_as(&self, order: Vec<usize>) -> Result<()> {
         let parameters = self.parameters.all();
+        let about = |number: usize| {
+            let parameter = &parameters[number];
+            (parameter.placement, parameter.tensor.dtype(), parameter.info.elements())
+        };
         let layouts = buckets(
             &order,
-            &parameters,
+            about,
             self.mesh.shard.size(),
             self.options.first_bucket_bytes,
             self.options.bucket_bytes,

@@ -54,6 +54,13 @@ impl WeightFiles {
         self.tensors.keys().map(String::as_str)
     }
 
+    /// Returns names and shapes of all tensors, in order of name.
+    pub fn shapes(&self) -> impl Iterator<Item = (&str, &[usize])> {
+        self.tensors
+            .iter()
+            .map(|(name, (_, shape))| (name.as_str(), shape.as_slice()))
+    }
+
     /// Says whether a tensor exists.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)

@@ -33,6 +33,7 @@ mod gathering;
 mod interleaving;
 mod loss_scale;
 mod loss_scaling;
+mod memory_forecast;
 mod misuse;
 mod offload;
 mod optimizer_precision;
