@@ -115,13 +115,19 @@ fn schedules_and_sampled_trajectories_are_those_of_diffusers() -> Result<()> {
 fn videos_are_sampled_as_by_the_pipeline_with_and_without_guidance() -> Result<()> {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let recorded = safetensors::load(fixtures.join("cogvideox_samples.safetensors"), &Device::Cpu)?;
-    for (variant, shift, guidance) in [("rotary", 1.0, 6.0), ("sincos", 3.0, 1.0)] {
+    for (variant, size, shift, guidance) in [
+        ("rotary", "8x8", 1.0, 6.0),
+        // Positions of other sizes than the configured one are stretched.
+        ("rotary", "6x10", 1.0, 2.0),
+        ("rotary", "12x4", 1.0, 2.0),
+        ("sincos", "8x8", 3.0, 1.0),
+    ] {
         let folder = ModelFolder::open(&fixtures.join("tiny-cogvideox").join(variant))?;
         let config = CogVideoXConfig::from_model_folder(&folder)?;
         let weights = safetensors::load(&folder.weights[0], &Device::Cpu)?;
         let vb = VarBuilder::from_tensors(weights, DType::F32, &Device::Cpu);
         let model = CogVideoXTransformer::new(&config, None, vb)?;
-        let tensor = |name: &str| &recorded[&format!("{variant}.{name}")];
+        let tensor = |name: &str| &recorded[&format!("{variant}.{size}.{name}")];
         let prompt = Prompt {
             text: tensor("text"),
             negative: Some(tensor("negative")),
@@ -130,7 +136,12 @@ fn videos_are_sampled_as_by_the_pipeline_with_and_without_guidance() -> Result<(
         };
         let schedule = schedule(json!({"snr_shift_scale": shift}))?;
         let found = sample_video(&model, &schedule, tensor("noise"), prompt, 5, DType::F32)?;
-        close(&numbers(&found), &numbers(tensor("latents")), 1e-4, variant);
+        close(
+            &numbers(&found),
+            &numbers(tensor("latents")),
+            1e-4,
+            &format!("{variant} {size}"),
+        );
     }
     Ok(())
 }

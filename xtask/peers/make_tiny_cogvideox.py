@@ -124,20 +124,26 @@ def make_schedules():
 
 def make_samples():
     tensors = {}
-    for variant, shift, guidance in [("rotary", 1.0, 6.0), ("sincos", 3.0, 1.0)]:
+    for variant, shift, guidance, (height, width) in [
+        ("rotary", 1.0, 6.0, (8, 8)),
+        ("rotary", 1.0, 2.0, (6, 10)),
+        ("rotary", 1.0, 2.0, (12, 4)),
+        ("sincos", 3.0, 1.0, (8, 8)),
+    ]:
         transformer = CogVideoXTransformer3DModel.from_pretrained(EXAMPLES / "tests/fixtures/tiny-cogvideox" / variant)
         scheduler = CogVideoXDDIMScheduler(**SCHEDULER, snr_shift_scale=shift)
         pipeline = CogVideoXPipeline(None, None, None, transformer, scheduler)
         pipeline.set_progress_bar_config(disable=True)
         torch.manual_seed(3)
-        noise, text, negative = torch.randn(2, 3, 4, 8, 8), torch.randn(2, TOKENS, WIDTH), torch.randn(2, TOKENS, WIDTH)
-        tensors |= {f"{variant}.noise": noise, f"{variant}.text": text, f"{variant}.negative": negative}
-        tensors[f"{variant}.latents"] = pipeline(
+        noise, text, negative = torch.randn(2, 3, 4, height, width), torch.randn(2, TOKENS, WIDTH), torch.randn(2, TOKENS, WIDTH)
+        case = f"{variant}.{height}x{width}"
+        tensors |= {f"{case}.noise": noise, f"{case}.text": text, f"{case}.negative": negative}
+        tensors[f"{case}.latents"] = pipeline(
             prompt_embeds=text,
             negative_prompt_embeds=negative,
             latents=noise.clone(),
-            height=64,
-            width=64,
+            height=8 * height,
+            width=8 * width,
             num_frames=9,
             num_inference_steps=5,
             guidance_scale=guidance,

@@ -15,6 +15,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 use candle_core::{Device, Tensor};
 use sconce_collectives::environment as variable;
+use sconce_collectives::measure::median;
 use sconce_collectives::store::{Secret, StoreServer};
 use sconce_core::schedule::ConstantSchedule;
 use sconce_core::{
@@ -26,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::overhead::CONFIG;
-use super::{median, round};
+use super::round;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../xtask/peers/bench_llama.py");
 const ROWS: usize = 4;

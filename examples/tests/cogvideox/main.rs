@@ -1,5 +1,6 @@
 //! The CogVideoX transformer against diffusers, and trained alike however its state is sharded.
 
+mod config;
 mod sharding;
 mod variants;
 #[path = "../worlds/mod.rs"]

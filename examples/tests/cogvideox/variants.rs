@@ -3,6 +3,7 @@
 use super::{VARIANTS, Variant};
 use candle_core::{DType, Device, Tensor, Var, safetensors};
 use candle_nn::VarBuilder;
+use sconce_core::nn::as_compositions;
 use sconce_examples::models::CogVideoXTransformer;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -38,72 +39,79 @@ fn norm(tensor: &Tensor) -> f64 {
         .sqrt()
 }
 
+/// Compares a variant in a dtype with what is recorded of it in that dtype.
+fn check(name: &str, dtype: DType) {
+    let (output_key, loss_key) = match dtype {
+        DType::F64 => ("output_f64", "loss_f64"),
+        _ => ("output", "loss"),
+    };
+    let variant = Variant::open(name);
+    let (variables, model) = model(&variant, dtype);
+    let input = |key: &str| Var::from_tensor(&variant.io[key].to_dtype(dtype).unwrap()).unwrap();
+    let (latents, text) = (input("hidden_states"), input("encoder_hidden_states"));
+    let output = variant.forward(&model, &latents, &text);
+    let what = format!("{name}, {dtype:?}");
+    let difference = furthest(&output, &variant.io[output_key]);
+    assert!(difference <= 1e-5, "{what}: outputs differ by {difference:e}");
+
+    let recorded = std::fs::read_to_string(variant.folder.directory.join("grads.json")).unwrap();
+    let recorded: Value = serde_json::from_str(&recorded).unwrap();
+    let loss = variant.loss(&output);
+    let value = loss.to_dtype(DType::F64).unwrap().to_scalar::<f64>().unwrap();
+    let expected = recorded[loss_key].as_f64().unwrap();
+    assert!(
+        (value / expected - 1.0).abs() <= 1e-5,
+        "{what}: loss {value}, expected {expected}"
+    );
+
+    let gradients = loss.backward().unwrap();
+    for (input, key) in [(&latents, "grad_hidden_states"), (&text, "grad_encoder_hidden_states")] {
+        // What is recorded for inputs adds up over the two backward passes of the script, in f32 and in f64.
+        let twice = (gradients.get(input).unwrap() * 2.0).unwrap();
+        let difference = furthest(&twice, &variant.io[key]);
+        assert!(difference <= 1e-6, "{what}: {key} differs by {difference:e}");
+    }
+    let mut compared = 0;
+    for parameter in recorded["parameters"].as_array().unwrap() {
+        let name = parameter["name"].as_str().unwrap();
+        let gradient = gradients
+            .get(&variables[name])
+            .unwrap_or_else(|| panic!("{what}: {name}"));
+        let expected = match dtype {
+            DType::F64 => &recorded["grad_norm_f64"][name],
+            _ => &parameter["grad_norm"],
+        };
+        let (found, expected) = (norm(gradient), expected.as_f64().unwrap());
+        assert!(
+            (found - expected).abs() <= 1e-4 * expected + 1e-6,
+            "{what}, {name}: norm {found}, expected {expected}"
+        );
+        let wide = gradient.to_dtype(DType::F64).unwrap().flatten_all().unwrap();
+        let first = wide.to_vec1::<f64>().unwrap();
+        for (found, expected) in first.iter().zip(parameter["grad_first"].as_array().unwrap()) {
+            let expected = expected.as_f64().unwrap();
+            assert!(
+                (found - expected).abs() <= 1e-4 * expected.abs() + 1e-6,
+                "{what}, {name}: {found}, expected {expected}"
+            );
+        }
+        compared += 1;
+    }
+    let constants = usize::from(variant.config.use_learned_positional_embeddings);
+    assert_eq!(compared + constants, variables.len(), "{what}");
+}
+
 #[test]
 fn outputs_losses_and_gradients_are_those_of_diffusers() {
     for name in VARIANTS {
-        for (dtype, expected, norm_key) in [
-            (DType::F32, "output", "grad_norm"),
-            (DType::F64, "output_f64", "grad_norm_f64"),
-        ] {
-            let variant = Variant::open(name);
-            let (variables, model) = model(&variant, dtype);
-            let input = |key: &str| Var::from_tensor(&variant.io[key].to_dtype(dtype).unwrap()).unwrap();
-            let (latents, text) = (input("hidden_states"), input("encoder_hidden_states"));
-            let output = variant.forward(&model, &latents, &text);
-            let what = format!("{name}, {dtype:?}");
-            let difference = furthest(&output, &variant.io[expected]);
-            assert!(difference <= 1e-5, "{what}: outputs differ by {difference:e}");
+        check(name, DType::F32);
+        check(name, DType::F64);
+    }
+}
 
-            let recorded = std::fs::read_to_string(variant.folder.directory.join("grads.json")).unwrap();
-            let recorded: Value = serde_json::from_str(&recorded).unwrap();
-            let loss = variant.loss(&output);
-            let value = loss.to_dtype(DType::F64).unwrap().to_scalar::<f64>().unwrap();
-            let expected = recorded["loss"].as_f64().unwrap();
-            assert!(
-                (value / expected - 1.0).abs() <= 1e-5,
-                "{what}: loss {value}, expected {expected}"
-            );
-
-            let gradients = loss.backward().unwrap();
-            for (input, key) in [(&latents, "grad_hidden_states"), (&text, "grad_encoder_hidden_states")] {
-                // What is recorded for inputs adds up over the two backward passes of the script, in f32 and in f64.
-                let twice = (gradients.get(input).unwrap() * 2.0).unwrap();
-                let difference = furthest(&twice, &variant.io[key]);
-                assert!(difference <= 1e-6, "{what}: {key} differs by {difference:e}");
-            }
-            let mut compared = 0;
-            for parameter in recorded["parameters"].as_array().unwrap() {
-                let name = parameter["name"].as_str().unwrap();
-                let gradient = gradients
-                    .get(&variables[name])
-                    .unwrap_or_else(|| panic!("{what}: {name}"));
-                let expected = parameter[norm_key]
-                    .as_f64()
-                    .or(parameter["grad_norm"].as_f64())
-                    .unwrap();
-                let found = norm(gradient);
-                assert!(
-                    (found - expected).abs() <= 1e-4 * expected + 1e-6,
-                    "{what}, {name}: norm {found}, expected {expected}"
-                );
-                let first = gradient
-                    .to_dtype(DType::F64)
-                    .unwrap()
-                    .flatten_all()
-                    .unwrap()
-                    .to_vec1::<f64>()
-                    .unwrap();
-                for (found, expected) in first.iter().zip(parameter["grad_first"].as_array().unwrap()) {
-                    let expected = expected.as_f64().unwrap();
-                    assert!(
-                        (found - expected).abs() <= 1e-4 * expected.abs() + 1e-6,
-                        "{what}, {name}: {found}, expected {expected}"
-                    );
-                }
-                compared += 1;
-            }
-            let constants = usize::from(variant.config.use_learned_positional_embeddings);
-            assert_eq!(compared + constants, variables.len(), "{what}");
-        }
+#[test]
+fn they_are_with_the_layers_as_they_are_on_a_gpu_too() {
+    for name in VARIANTS {
+        as_compositions(|| check(name, DType::F32));
     }
 }

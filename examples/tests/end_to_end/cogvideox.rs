@@ -1,7 +1,7 @@
 //! `finetune_cogvideox` as a user runs it: on ranks, under strategies, resumed, and refused.
 
 use crate::{example, sconce, text};
-use candle_core::{Device, Tensor, safetensors};
+use candle_core::{DType, Device, Tensor, safetensors};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -343,6 +343,11 @@ fn image_to_video_and_version_1_5_train_and_sample_in_every_precision() {
             );
             let sampled = &weights(&output.join("validation/step-2/latents.safetensors"))["latents"];
             assert_eq!(sampled.dims(), [3, 4, 3, 8, 8], "{name}");
+            // Adapters are f32 in every precision.
+            if training == "lora" {
+                let adapters = weights(&output.join("lora/pytorch_lora_weights.safetensors"));
+                assert!(adapters.values().all(|adapter| adapter.dtype() == DType::F32), "{name}");
+            }
         }
     }
 }

@@ -6,8 +6,7 @@ use candle_core::{CpuStorage, CustomOp3, D, DType, Layout, Module, Result, Shape
 
 use super::arguments::{expect_axes, expect_float, expect_shape};
 use super::element::{CpuTensor, Element, composition_dtype, dense, has_kernel, tensor_like, with_element};
-use super::layer_norm::{LayerNorm, gradient_rows, normalize_rows};
-use super::row_blocks;
+use super::layer_norm::{LayerNorm, differentiate, normalize};
 
 const NAME: &str = "adaptive_layer_norm";
 
@@ -78,16 +77,11 @@ impl CustomOp3 for SampleNormalization {
         with_element!(xs.dtype(), NAME, T => {
             let xs = dense::<T>(NAME, xs, layout)?;
             let mut out = bytemuck::zeroed_vec::<T>(xs.len());
-            if !out.is_empty() {
-                let block = row_blocks::independent(width) * width;
-                for (number, out) in out.chunks_exact_mut(sample).enumerate() {
-                    let xs = &xs[number * sample..][..sample];
-                    let of_sample = number * width..(number + 1) * width;
-                    let (weight, bias) = (&weights[of_sample.clone()], &biases[of_sample]);
-                    row_blocks::for_each(out, block, |index, out| {
-                        normalize_rows(&xs[index * block..][..out.len()], weight, Some(bias), self.eps, out);
-                    });
-                }
+            // Chunks of nothing are refused.
+            let samples = out.chunks_exact_mut(sample.max(1)).zip(xs.chunks_exact(sample.max(1)));
+            let parameters = weights.chunks_exact(width.max(1)).zip(biases.chunks_exact(width.max(1)));
+            for ((out, xs), (weight, bias)) in samples.zip(parameters) {
+                normalize(xs, weight, Some(bias), self.eps, out);
             }
             Ok((T::store(out), layout.shape().clone()))
         })
@@ -109,22 +103,13 @@ impl CustomOp3 for SampleNormalization {
         with_element!(xs.dtype(), NAME, T => {
             let (x, g) = (x_lock.elements::<T>()?, g_lock.elements::<T>()?);
             let mut dx = bytemuck::zeroed_vec::<T>(x.len());
-            let (sample, block) = (rows * width, row_blocks::summed(rows, width) * width);
             for number in 0..batch {
-                let of_sample = number * sample..(number + 1) * sample;
-                let (x, g) = (&x[of_sample.clone()], &g[of_sample.clone()]);
+                let of_sample = number * rows * width..(number + 1) * rows * width;
                 let weight = &weights[number * width..][..width];
-                // A row of partial sums is the weight's, then the bias's.
-                let mut partials = vec![0f32; sample.div_ceil(block.max(1)) * 2 * width];
-                let (dx, partials_of) = (&mut dx[of_sample], &mut partials);
-                row_blocks::for_each_pair((dx, block), (partials_of, 2 * width), |index, dx, sums| {
-                    let range = index * block..index * block + dx.len();
-                    let (dw, db) = sums.split_at_mut(width);
-                    gradient_rows(&x[range.clone()], weight, &g[range], self.eps, dx, dw, db);
-                });
-                let sums = row_blocks::sum_rows(&partials, 2 * width);
-                dw.extend_from_slice(&sums[..width]);
-                db.extend_from_slice(&sums[width..]);
+                let (x, g, dx) = (&x[of_sample.clone()], &g[of_sample.clone()], &mut dx[of_sample]);
+                let [of_weight, of_bias] = differentiate(x, weight, g, self.eps, dx);
+                dw.extend(of_weight);
+                db.extend(of_bias);
             }
             Ok((
                 xs.track_op().then(|| tensor_like(dx, xs)).transpose()?,

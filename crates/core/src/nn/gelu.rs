@@ -13,7 +13,7 @@ use super::row_blocks;
 const NAME: &str = "gelu_tanh";
 
 /// Twice the root of 2 / π, and the same times 0.044715.
-const LINEAR: f32 = 1.595_769_1;
+const LINEAR: f32 = 1.595_769;
 const CUBIC: f32 = 0.071_354_81;
 
 /// Computes `x / 2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))`, the approximation of `x Φ(x)` of Hendrycks and Gimpel (2016,
