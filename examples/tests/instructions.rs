@@ -119,6 +119,39 @@ fn a_line_that_is_no_sample_is_told_with_its_number() {
     assert!(error.contains("1 of 2 samples are plain text"), "{error}");
 }
 
+/// Written by pyarrow: `{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]}` and the
+/// same with "é?" and "no".
+const PARQUET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/chats.parquet");
+
+#[cfg(feature = "parquet")]
+#[test]
+fn conversations_in_parquet_are_those_of_json_lines() -> Result<()> {
+    let texts = Texts::new();
+    let TrainingData::Examples(rows) = texts.read(Path::new(PARQUET), 64, false, 0.0)?.training else {
+        panic!("these are examples")
+    };
+    let shown = Vec::from_iter(rows.examples().iter().map(shown));
+    let expected = [("uhi.ayes.", "_____yes."), ("ué?.ano.", "______no.")];
+    assert_eq!(
+        shown,
+        expected.map(|(text, learnt)| (text.to_owned(), learnt.to_owned()))
+    );
+    Ok(())
+}
+
+#[cfg(not(feature = "parquet"))]
+#[test]
+fn a_program_without_parquet_says_how_to_build_one_with_it() {
+    let error = format!(
+        "{:#}",
+        Texts::new().read(Path::new(PARQUET), 64, false, 0.0).unwrap_err()
+    );
+    assert!(
+        error.contains("chats.parquet") && error.contains("--features parquet"),
+        "{error}"
+    );
+}
+
 #[test]
 fn rows_are_filled_up_to_the_longest_of_their_batch() -> Result<()> {
     let (texts, folder) = (Texts::new(), tempfile::tempdir()?);

@@ -127,9 +127,31 @@ fn merged_adapters_are_weights_of_a_model_that_computes_the_same() -> Result<()>
         let merged = Llama::new(&config, vb(merged))?.forward(&tokens)?;
         assert_near("merged", &adapted.forward(&tokens)?, &merged)?;
         let without = Llama::new(&config, vb(base("qwen2")?))?.forward(&tokens)?;
-        assert!(assert_far(&merged, &without)?);
+        assert!(are_far(&merged, &without)?);
     }
     Ok(())
+}
+
+#[test]
+fn adapters_that_cannot_be_are_refused() {
+    let refused = |options: LoraOptions, target: &str| {
+        let targets = Vec::from_iter(target.split_whitespace().map(str::to_owned));
+        Adapters::new(options, &targets).unwrap_err().to_string()
+    };
+    let options = LoraOptions::default();
+    assert!(refused(options, "q_proj lm_head").contains("\"lm_head\" is no projection with an adapter"));
+    assert!(refused(options, "").contains("no projections are named"));
+    assert!(refused(LoraOptions { rank: 0, ..options }, "q_proj").contains("expected at least 1"));
+    assert!(
+        refused(
+            LoraOptions {
+                dropout: 1.0,
+                ..options
+            },
+            "q_proj"
+        )
+        .contains("below 1")
+    );
 }
 
 fn folder(case: &str) -> PathBuf {
@@ -160,7 +182,7 @@ fn opened(case: &str) -> Result<(LlamaConfig, Llama, BTreeMap<String, Var>)> {
 }
 
 /// Says whether some element differs by more than rounding.
-fn assert_far(a: &Tensor, b: &Tensor) -> Result<bool> {
+fn are_far(a: &Tensor, b: &Tensor) -> Result<bool> {
     Ok((a - b)?.abs()?.max_all()?.to_scalar::<f32>()? > 1e-2)
 }
 

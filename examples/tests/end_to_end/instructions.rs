@@ -82,7 +82,7 @@ fn every_strategy_reaches_the_evaluation_loss_of_one_rank_with_adapters_too() {
         let alone = run(&[], 1, &metrics, more);
         let evaluated = series(&alone, "eval_loss");
         assert_eq!(Vec::from_iter(evaluated.iter().map(|(step, _)| *step)), [1, 3, 5]);
-        assert!(evaluated[2].1 < evaluated[0].1 - 0.05, "it learns: {evaluated:?}");
+        assert!(evaluated[2].1 < evaluated[0].1 - 0.02, "it learns: {evaluated:?}");
         for (step, perplexity) in series(&alone, "perplexity") {
             let loss = evaluated.iter().find(|(other, _)| *other == step).unwrap().1;
             assert!((perplexity - loss.exp()).abs() < 1e-9 * perplexity);
