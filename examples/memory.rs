@@ -7,16 +7,23 @@
 //!     --fsdp_sharding_strategy SHARD_GRAD_OP --example memory
 //! ```
 //!
-//! Without `--stage` the launcher's flags say what is sharded, DeepSpeed's or FSDP's.
+//! Without `--stage` the launcher's flags say what is sharded, DeepSpeed's or FSDP's, and what `sconce estimate-memory` says of
+//! such a run is told beside.
 //!
 //! Resident memory is the proportional set size that Linux tells in `/proc/self/smaps_rollup`: pages that several ranks
 //! have mapped count once in all. What a rank holds before its model is made is subtracted.
+//! The peak is that of samples during the steps, and may be higher than the highest sample.
 
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use candle_core::{Device, Tensor};
 use clap::Parser;
+use sconce_core::memory_estimate::{MemoryEstimate, ModelShape, Workload};
 use sconce_core::schedule::ConstantSchedule;
 use sconce_core::{
     Accelerator, AcceleratorBuilder, AdamW, DataLoader, DataParallel, ReduceOp, TensorDataset, Traffic, Weights,
@@ -90,6 +97,7 @@ fn run(arguments: &Arguments, acc: &dyn Accelerator) -> Result<()> {
     report::tell_of_model(acc);
     let volume = || acc.traffic().iter().map(Traffic::volume).sum::<u64>();
     let mut moved = 0;
+    let sampler = PeakSampler::start();
     for batch in &mut loader {
         acc.accumulate();
         let before = volume();
@@ -99,6 +107,7 @@ fn run(arguments: &Arguments, acc: &dyn Accelerator) -> Result<()> {
         optimizer.zero_grad()?;
         moved = volume() - before;
     }
+    let peak = sampler.finish()?.saturating_sub(before);
     acc.wait_for_everyone()?;
     let held = resident()?.saturating_sub(before);
     acc.wait_for_everyone()?;
@@ -128,10 +137,69 @@ fn run(arguments: &Arguments, acc: &dyn Accelerator) -> Result<()> {
         "counted_mib_of_all_ranks": sums[1] >> 20,
         "resident_mib_of_all_ranks": sums[0] >> 20,
         "most_mib_of_rank_0": most_resident()? >> 20,
+        "peak_mib_of_rank_0": peak >> 20,
+        "estimated_peak_mib": estimate(arguments, acc)?.map(|bytes| bytes >> 20),
         "resident_of_counted": sums[0] as f64 / sums[1] as f64,
     });
     acc.print(line);
     Ok(())
+}
+
+/// Returns what `sconce estimate-memory` says that a rank of this run takes; `None` with `--stage`, a strategy of the
+/// program's own.
+fn estimate(arguments: &Arguments, acc: &dyn Accelerator) -> Result<Option<u64>> {
+    let config = config(arguments);
+    let text = serde_json::json!({
+        "model_type": "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_position_embeddings,
+    });
+    let model = ModelShape::from_config(&text.to_string(), "this example's configuration".as_ref())?;
+    let workload = Workload {
+        ranks: acc.world().size,
+        ranks_per_host: acc.world().local_size,
+        precision: acc.settings().precision,
+        sequence: Some(arguments.sequence),
+        ..Workload::default()
+    };
+    let estimate = MemoryEstimate::of_run(&model, &workload, acc.settings())?;
+    Ok(estimate.map(|estimate| estimate.device_peak))
+}
+
+/// Looks at this process's memory again and again, on a thread of its own.
+struct PeakSampler {
+    ends: Arc<AtomicBool>,
+    thread: JoinHandle<Result<u64>>,
+}
+
+impl PeakSampler {
+    fn start() -> Self {
+        let ends = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&ends);
+        let thread = std::thread::spawn(move || {
+            let mut peak = 0;
+            while !seen.load(Ordering::Relaxed) {
+                peak = peak.max(resident()?);
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Ok(peak)
+        });
+        Self { ends, thread }
+    }
+
+    /// Returns the most bytes that were seen.
+    fn finish(self) -> Result<u64> {
+        self.ends.store(true, Ordering::Relaxed);
+        self.thread
+            .join()
+            .map_err(|_| anyhow::anyhow!("the thread that looks at memory panicked"))?
+    }
 }
 
 fn config(arguments: &Arguments) -> LlamaConfig {

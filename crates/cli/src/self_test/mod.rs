@@ -83,3 +83,45 @@ fn text(outcomes: &[CheckOutcome], unfinished: Option<&str>) -> String {
     };
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(name: &str, failure: Option<&str>) -> CheckOutcome {
+        CheckOutcome {
+            name: name.into(),
+            rule: "sums are sums".into(),
+            detail: "4 ranks".into(),
+            failure: failure.map(str::to_owned),
+            seconds: 0.0125,
+        }
+    }
+
+    #[test]
+    fn a_failed_check_is_named_with_its_numbers() {
+        let outcomes = [
+            outcome("state", None),
+            outcome("all-reduce", Some("rank 1: found 2, expected 3")),
+        ];
+        let shown = text(&outcomes, None);
+        for words in [
+            "passed",
+            "FAILED",
+            "12 ms",
+            "failed: all-reduce: rank 1: found 2, expected 3",
+            "1 of 2 checks failed",
+        ] {
+            assert!(shown.contains(words), "{words} in\n{shown}");
+        }
+    }
+
+    #[test]
+    fn a_group_that_is_lost_names_the_check_in_which_it_ended() {
+        let shown = text(&[outcome("state", None)], Some("process order"));
+        assert!(
+            shown.contains("the ranks ended in the check \"process order\""),
+            "{shown}"
+        );
+    }
+}

@@ -2,6 +2,7 @@
 
 use super::workload::{ComputeDevice, Workload};
 use super::{Activations, Architecture, EstimateError, ModelShape, RunChoice};
+use crate::RunSettings;
 use sconce_zero::{MemoryForecast, MemoryReport, Tier};
 
 /// Bytes that one rank of a run holds, the one that holds most; what is on the device, on the host and on disk.
@@ -42,7 +43,32 @@ impl MemoryEstimate {
     /// # Errors
     /// [`EstimateError::Run`] for a combination that no run can have.
     pub fn new(model: &ModelShape, workload: &Workload, choice: RunChoice) -> Result<Self, EstimateError> {
-        let options = choice.engine_options(workload)?;
+        Self::with(model, workload, choice, &choice.settings(workload)?)
+    }
+
+    /// Estimates a run as it is set, buckets and limits of gathers included; `None` for one whose strategy is the program's own.
+    /// What the workload says of ranks and precision must be true of the run.
+    ///
+    /// # Errors
+    /// As [`MemoryEstimate::new`].
+    pub fn of_run(
+        model: &ModelShape,
+        workload: &Workload,
+        settings: &RunSettings,
+    ) -> Result<Option<Self>, EstimateError> {
+        let choice = RunChoice::of_run(settings);
+        choice
+            .map(|choice| Self::with(model, workload, choice, settings))
+            .transpose()
+    }
+
+    fn with(
+        model: &ModelShape,
+        workload: &Workload,
+        choice: RunChoice,
+        settings: &RunSettings,
+    ) -> Result<Self, EstimateError> {
+        let options = workload.engine_options(settings)?;
         let planned = model.planned(workload.dtype());
         let forecast = MemoryForecast::new(&planned, &options, workload.ranks, workload.optimizer.state_arrays());
         let (device, host) = match workload.computes_on {

@@ -3,11 +3,9 @@
 use super::workload::Workload;
 use crate::deepspeed::MixedPrecision;
 use crate::environment as variable;
-use crate::settings::RunSettings;
-use crate::{AcceleratorBuilder, Result};
-use sconce_collectives::World;
+use crate::{AcceleratorBuilder, Result, RunSettings, Sharding};
 use sconce_fsdp::FsdpStrategy;
-use sconce_zero::{EngineOptions, Tier};
+use sconce_zero::{Tier, ZeroStage};
 
 /// A strategy as users name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,14 +141,39 @@ impl RunChoice {
         AcceleratorBuilder::default().settings(workload.ranks, lookup)
     }
 
-    /// Returns the engine's options of such a run.
-    pub(super) fn engine_options(&self, workload: &Workload) -> Result<EngineOptions> {
-        let world = World {
-            size: workload.ranks,
-            local_size: workload.ranks_per_host.min(workload.ranks),
-            ..World::single()
+    /// Returns the choice that a run is of; `None` where its strategy is the program's own.
+    pub fn of_run(settings: &RunSettings) -> Option<Self> {
+        let (strategy, parameters, optimizer) = match &settings.sharding {
+            Sharding::DataParallel => (RunStrategy::DataParallel, Tier::Device, Tier::Device),
+            Sharding::Zero {
+                stage,
+                parameters,
+                optimizer_state,
+            } => {
+                let strategy = match stage {
+                    ZeroStage::One => RunStrategy::Zero1,
+                    ZeroStage::Two => RunStrategy::Zero2,
+                    ZeroStage::Three { .. } => RunStrategy::Zero3,
+                };
+                (strategy, *parameters, *optimizer_state)
+            }
+            Sharding::FullySharded {
+                strategy,
+                parameters,
+                optimizer_state,
+            } => (RunStrategy::Fsdp(*strategy), *parameters, *optimizer_state),
+            Sharding::Custom(_) => return None,
         };
-        self.settings(workload)?.on_hosts(&world)?.engine_options(None, &world)
+        let recompute = settings
+            .fully_sharded
+            .as_ref()
+            .is_some_and(|run| run.activation_checkpointing);
+        Some(Self {
+            strategy,
+            parameters,
+            optimizer,
+            recompute,
+        })
     }
 }
 

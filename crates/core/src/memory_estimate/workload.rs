@@ -1,7 +1,10 @@
 //! What is to be trained how: what all strategies have in common.
 
 use crate::deepspeed::MixedPrecision;
+use crate::{Result, RunSettings};
 use candle_core::DType;
+use sconce_collectives::World;
+use sconce_zero::EngineOptions;
 
 /// What the ranks compute on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -84,5 +87,15 @@ impl Workload {
             MixedPrecision::Fp16 => DType::F16,
             _ => DType::BF16,
         }
+    }
+
+    /// Returns the engine's options of a run of it.
+    pub(super) fn engine_options(&self, settings: &RunSettings) -> Result<EngineOptions> {
+        let world = World {
+            size: self.ranks,
+            local_size: self.ranks_per_host.min(self.ranks),
+            ..World::single()
+        };
+        settings.clone().on_hosts(&world)?.engine_options(None, &world)
     }
 }
