@@ -218,7 +218,8 @@ impl<'s> Hosts<'s> {
     /// The same command on the first host, with `ip netns exec` for Open MPI's `ssh`.
     fn on_first(&self, command: Cmd<'_>) -> Cmd<'s> {
         let words = self.namespaces.on(0, &format!("exec {command}"));
-        cmd!(self.namespaces.shell, "{words...}")
+        let (program, words) = (&words[0], &words[1..]);
+        cmd!(self.namespaces.shell, "{program} {words...}")
             .env("OMPI_MCA_plm_rsh_agent", self.agent())
             .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")

@@ -5,13 +5,13 @@ use std::fmt::Write;
 use std::process::{Command, ExitCode};
 
 use super::alone;
-use super::error_file::TORCHELASTIC_ERROR_FILE;
 use super::main_process::MainProcess;
 use super::place::Place;
 use super::round::Job;
 use super::surroundings::Machines;
 use crate::command_error::CommandError;
 use crate::terminal::print;
+use sconce_core::environment::TORCHELASTIC_ERROR_FILE;
 
 /// Prints the changed environment and the command of every rank of this machine.
 ///

@@ -5,9 +5,6 @@ use std::path::Path;
 
 use serde_json::Value;
 
-/// Names the file in which a rank may leave its error; torch's `@record` and `sconce_core::failure_file` do.
-pub(super) const TORCHELASTIC_ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
-
 /// How much of a file is read, in bytes: it is a message, with a backtrace.
 const MOST_BYTES: usize = 1 << 20;
 /// How much of a message is told, in characters.

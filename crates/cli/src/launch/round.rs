@@ -12,7 +12,7 @@ use super::arguments::Arguments;
 use super::console::Console;
 use super::cpu_affinity::CpuAffinity;
 use super::environment::Environment;
-use super::error_file::{self, TORCHELASTIC_ERROR_FILE};
+use super::error_file;
 use super::log_files::{LogFiles, RankFiles};
 use super::output::{LastLines, Output};
 use super::place::Place;
@@ -22,6 +22,7 @@ use super::rank_tags::Writer;
 use super::stop_signals::StopSignals;
 use super::supervise::{Others, Outcome, supervise};
 use crate::command_error::CommandError;
+use sconce_core::environment::TORCHELASTIC_ERROR_FILE;
 
 /// What this machine starts in every round.
 #[derive(Debug)]

@@ -332,22 +332,28 @@ fn launchers_that_do_not_agree_are_turned_away_by_name() {
 #[test]
 fn two_launchers_with_one_number_do_not_both_take_part() {
     let machines = Machines::new(&["--num_machines", "3", "--monitor_interval", "0.1"], "exit 0");
-    let first = [0, 1].map(|machine| machines.start(machine));
-    let mut again = machines.command(&["--machine_rank", "1"]);
-    let output = again.output().unwrap();
-    // Whichever came first stays.
-    let (turned_away, others) = if output.status.success() {
-        panic!("{output:?}")
+    let host = machines.start(0);
+    // Whichever comes first stays, and the other one is turned away.
+    let mut rivals = [machines.start(1), machines.start(1)];
+    let mut ended = None;
+    wait_until("one of the two is turned away", || {
+        ended = rivals.iter_mut().position(|rival| rival.try_wait().unwrap().is_some());
+        ended.is_some()
+    });
+    let [first, second] = rivals;
+    let (turned_away, stays) = if ended == Some(0) {
+        (first, second)
     } else {
-        (output, first)
+        (second, first)
     };
+    let turned_away = wait_with_output(turned_away);
     assert_eq!(turned_away.status.code(), Some(2), "{turned_away:?}");
     assert!(
         text(&turned_away.stderr).contains("has that number already"),
         "{turned_away:?}"
     );
     let last = machines.start(2);
-    for output in others.into_iter().chain([last]).map(wait_with_output) {
+    for output in [host, stays, last].map(wait_with_output) {
         assert!(output.status.success(), "{output:?}");
     }
 }

@@ -30,7 +30,6 @@ pub(super) enum Act {
         round: usize,
         restarts: usize,
         members: Vec<String>,
-        notice: String,
     },
     Stop {
         round: usize,
@@ -40,7 +39,9 @@ pub(super) enum Act {
         farewell: Farewell,
     },
     End(Farewell),
-    /// Tell who sits at machine 0.
+    /// Tell it on all machines of the last round.
+    Announce(String),
+    /// Tell it on machine 0.
     Tell(String),
 }
 
@@ -73,8 +74,6 @@ enum State {
     Gathering {
         since: Instant,
         enough_since: Option<Instant>,
-        /// Why there is to be another round.
-        notice: String,
     },
     Running,
     Stopping(Reason),
@@ -116,7 +115,6 @@ impl Coordinator {
             state: State::Gathering {
                 since: now,
                 enough_since: None,
-                notice: String::new(),
             },
             round: 0,
             restarts: 0,
@@ -184,7 +182,8 @@ impl Coordinator {
         }
         for (hello, since) in std::mem::take(&mut self.waiting) {
             match self.rival(&hello) {
-                Some(rival) if rival.last_beat <= since => self.waiting.push((hello, since)),
+                // A beat may have been on its way; one that comes later is of somebody alive.
+                Some(rival) if rival.last_beat <= since + keep_alive / 2 => self.waiting.push((hello, since)),
                 Some(rival) => {
                     let reason = format!("{} has that number already", rival.hello);
                     self.refuse(hello, &reason, &mut acts);
@@ -200,12 +199,7 @@ impl Coordinator {
         if matches!(self.state, State::Over { .. }) {
             return self.refuse(hello, "the run is over", acts);
         }
-        let mut pairs = self.rules.terms.iter().zip(&hello.terms);
-        if let Some((ours, theirs)) = pairs.find(|(ours, theirs)| ours != theirs) {
-            let reason = format!(
-                "{} is {:?} there and {:?} on machine 0; it must be the same on all machines",
-                ours.0, theirs.1, ours.1
-            );
+        if let Some(reason) = difference(&self.rules.terms, &hello.terms) {
             return self.refuse(hello, &reason, acts);
         }
         match self.rival(&hello) {
@@ -398,10 +392,19 @@ impl Coordinator {
         for member in &mut self.members {
             member.is_in_round = false;
         }
+        let missing = self.rules.count.least.saturating_sub(self.members.len());
+        let waiting = match missing {
+            0 => String::new(),
+            _ => format!(
+                "notice: waiting up to {:.0} s for {missing} of {} machines\n",
+                self.rules.timeout.as_secs_f64(),
+                self.rules.count.least
+            ),
+        };
+        acts.push(Act::Announce(text + &waiting));
         self.state = State::Gathering {
             since: now,
             enough_since: None,
-            notice: text,
         };
     }
 
@@ -423,20 +426,14 @@ impl Coordinator {
         let MachineCount { least, most } = self.rules.count;
         let has_host = self.members.iter().any(|member| member.hello.is_host);
         let here = self.members.len();
-        let State::Gathering {
-            since,
-            enough_since,
-            notice,
-        } = &mut self.state
-        else {
+        let State::Gathering { since, enough_since } = &mut self.state else {
             return;
         };
         let is_enough = has_host && here >= least;
         *enough_since = is_enough.then(|| enough_since.unwrap_or(now));
         let is_last_call_over = enough_since.is_some_and(|enough| now >= enough + self.rules.last_call);
         if is_enough && (here == most || is_last_call_over) {
-            let notice = std::mem::take(notice);
-            return self.start(notice, acts);
+            return self.start(acts);
         }
         if now >= *since + self.rules.timeout && !is_enough {
             let text = self.missing();
@@ -445,7 +442,7 @@ impl Coordinator {
         }
     }
 
-    fn start(&mut self, notice: String, acts: &mut Vec<Act>) {
+    fn start(&mut self, acts: &mut Vec<Act>) {
         // Not by who came first: the same machines have the same numbers on every run.
         self.members.sort_by(|one, two| one.order().cmp(&two.order()));
         for (number, member) in self.members.iter_mut().enumerate() {
@@ -458,7 +455,6 @@ impl Coordinator {
             round: self.round,
             restarts: self.restarts,
             members: self.ids().map(str::to_owned).collect(),
-            notice,
         });
     }
 
@@ -491,6 +487,21 @@ impl Coordinator {
         let member = self.members.iter().find(|member| member.hello.id == id);
         member.map_or_else(|| "a machine".to_owned(), Member::name)
     }
+}
+
+/// The first difference between what machine 0 and another one were told, if there is any.
+fn difference(ours: &[(String, String)], theirs: &[(String, String)]) -> Option<String> {
+    let all = ours.iter().chain(theirs).map(|(name, _)| name);
+    let value = |terms: &[(String, String)], name: &String| {
+        let found = terms.iter().find(|(of, _)| of == name);
+        found.map_or_else(|| "not set".to_owned(), |(_, value)| format!("{value:?}"))
+    };
+    let mut differing = all.filter(|name| value(ours, name) != value(theirs, name));
+    let name = differing.next()?;
+    let (ours, theirs) = (value(ours, name), value(theirs, name));
+    Some(format!(
+        "{name} is {theirs} there and {ours} on machine 0; it must be the same on all machines"
+    ))
 }
 
 impl Member {

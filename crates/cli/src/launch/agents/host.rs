@@ -75,7 +75,7 @@ impl Desk {
                 self.carry_out(acts)?;
             }
             let is_late = !self.coordinator.is_in_round() && started.elapsed() >= PATIENCE;
-            if is_late && !is_waiting_told && self.orders_are_none() {
+            if is_late && !is_waiting_told && self.ranks_store.is_none() {
                 is_waiting_told = true;
                 let (here, count) = (self.coordinator.ids().count(), self.host.rules.count);
                 tell(&format!(
@@ -84,10 +84,6 @@ impl Desk {
             }
         }
         Ok(())
-    }
-
-    fn orders_are_none(&self) -> bool {
-        self.ranks_store.is_none()
     }
 
     fn look_for_beats(&mut self) -> Result<()> {
@@ -114,6 +110,7 @@ impl Desk {
                     tell(&text);
                     continue;
                 }
+                Act::Announce(text) => Order::Announce { text },
                 Act::Stop { round } => Order::Stop { round },
                 Act::Leave { id, farewell } => Order::Leave { id, farewell },
                 Act::End(farewell) => Order::End(farewell),
@@ -121,7 +118,6 @@ impl Desk {
                     round,
                     restarts,
                     members,
-                    notice,
                 } => match self.open_round(round) {
                     Ok((main_port, store_port)) => Order::Start(Start {
                         run_id: self.host.run_id.clone(),
@@ -130,7 +126,6 @@ impl Desk {
                         members,
                         main_port,
                         store_port,
-                        notice,
                     }),
                     Err(reason) => Order::End(Farewell {
                         text: format!("error: machine 0 cannot host the ranks' store: {reason}\n"),

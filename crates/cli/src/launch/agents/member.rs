@@ -34,6 +34,7 @@ pub(super) struct Member<'a> {
     /// Orders that have come and are not carried out.
     orders: VecDeque<Order>,
     lost: Option<String>,
+    has_had_ranks: bool,
     /// Whether somebody has asked this launcher to stop.
     is_leaving: bool,
 }
@@ -67,6 +68,7 @@ impl<'a> Member<'a> {
             link,
             orders: VecDeque::new(),
             lost: None,
+            has_had_ranks: false,
             is_leaving: false,
         })
     }
@@ -85,6 +87,9 @@ impl<'a> Member<'a> {
                 }
                 // Of a round that is over here.
                 Order::Stop { .. } => {}
+                Order::Announce { text } if self.has_had_ranks => tell(&text),
+                // From before this launcher's time.
+                Order::Announce { .. } => {}
                 Order::Leave { id, farewell } if id == self.id => return Ok(self.leave(&farewell)),
                 Order::Leave { .. } => {}
                 Order::End(farewell) => return Ok(self.leave(&farewell)),
@@ -131,7 +136,7 @@ impl<'a> Member<'a> {
     }
 
     fn run_round(&mut self, start: &Start, machine: usize) {
-        tell(&start.notice);
+        self.has_had_ranks = true;
         let place = self.place(start, machine);
         let mut round = Round {
             id: &self.id,
@@ -152,10 +157,9 @@ impl<'a> Member<'a> {
                 }
                 let is_success = end.outcome.cause.is_none() && end.lost_output.is_none();
                 let details = self.details(&end);
-                if let Some(reason) = &self.lost {
+                if self.lost.is_some() {
                     // Nobody will tell more of it.
                     tell(&details);
-                    let _ = reason;
                 }
                 if let Some(error) = &end.lost_output {
                     error.report();
@@ -282,7 +286,7 @@ impl Others for Round<'_> {
             Order::Stop { round } => *round == self.number,
             Order::Leave { id, .. } => id == self.id,
             Order::End(_) => true,
-            Order::Start(_) => false,
+            Order::Start(_) | Order::Announce { .. } => false,
         };
         self.must_stop |= self.lost.is_some() || self.orders.iter().any(stops);
         self.must_stop

@@ -58,6 +58,8 @@ pub(super) enum Order {
     Start(Start),
     /// Stop the ranks of the round.
     Stop { round: usize },
+    /// Tell who reads the launchers' output, where there were ranks before.
+    Announce { text: String },
     /// One launcher is to leave.
     Leave { id: String, farewell: Farewell },
     /// The run is over.
@@ -76,8 +78,6 @@ pub(super) struct Start {
     pub(super) main_port: u16,
     /// The port of the ranks' store, on machine 0.
     pub(super) store_port: u16,
-    /// Why there is another round; empty for the first.
-    pub(super) notice: String,
 }
 
 /// With what a launcher ends.

@@ -48,17 +48,18 @@ fn ended(id: &str, round: usize, is_success: bool) -> Report {
     }
 }
 
-/// The members and the notice of the round that is started.
+/// The members of the round that is started, and what is announced before.
 fn started(acts: &[Act]) -> (Vec<&str>, &str) {
     match acts {
-        [Act::Start { members, notice, .. }] => (members.iter().map(String::as_str).collect(), notice),
+        [Act::Start { members, .. }] => (members.iter().map(String::as_str).collect(), ""),
+        [Act::Announce(text), Act::Start { members, .. }] => (members.iter().map(String::as_str).collect(), text),
         other => panic!("no round is started: {other:?}"),
     }
 }
 
 fn end(acts: &[Act]) -> (&str, u8) {
     match acts {
-        [Act::End(farewell)] => (&farewell.text, farewell.code),
+        [Act::End(farewell)] | [Act::Tell(_), Act::End(farewell)] => (&farewell.text, farewell.code),
         other => panic!("the run is not ended: {other:?}"),
     }
 }
@@ -139,7 +140,11 @@ fn restarts_are_counted_for_failures_and_not_for_changes_of_machines() {
     // It is lost, which takes none.
     now += 6 * SECOND;
     assert_eq!(coordinator.on_time(now), [Act::Stop { round: 2 }]);
-    assert_eq!(coordinator.on_report(ended("a", 2, false), now), []);
+    let acts = coordinator.on_report(ended("a", 2, false), now);
+    assert!(
+        matches!(&acts[..], [Act::Announce(text)] if text.contains("is gone")),
+        "{acts:?}"
+    );
     now += 10 * SECOND;
     assert_eq!(started(&coordinator.on_time(now)).0, ["a"]);
     coordinator.on_report(failed("a", 3, 0), now);
@@ -173,14 +178,17 @@ fn a_launcher_takes_the_place_of_one_that_is_silent_and_of_no_other() {
     coordinator.on_report(hello("a", 0), now);
     coordinator.on_report(hello("b", 1), now);
     assert_eq!(coordinator.on_report(hello("c", 1), now + SECOND), []);
+    // A beat that was on its way says nothing, a later one does.
     coordinator.on_beat("b", now + 2 * SECOND);
-    let acts = coordinator.on_time(now + 2 * SECOND);
+    assert_eq!(coordinator.on_time(now + 2 * SECOND), []);
+    coordinator.on_beat("b", now + 4 * SECOND);
+    let acts = coordinator.on_time(now + 4 * SECOND);
     assert!(
         matches!(&acts[1], Act::Leave { id, farewell } if id == "c" && farewell.text.contains("has that number already")),
         "{acts:?}"
     );
-    coordinator.on_report(hello("d", 1), now + 3 * SECOND);
-    coordinator.on_time(now + 8 * SECOND);
+    coordinator.on_report(hello("d", 1), now + 5 * SECOND);
+    coordinator.on_time(now + 10 * SECOND);
     assert_eq!(coordinator.ids().collect::<Vec<_>>(), ["a", "d"]);
 }
 
