@@ -28,6 +28,8 @@ pub(super) struct Meeting {
     /// Of another run's launchers none may take part by mistake.
     pub(super) terms: Vec<(String, String)>,
     pub(super) interval: Duration,
+    /// After how long a silent launcher counts as gone.
+    pub(super) keep_alive: Duration,
     hosted: Option<Hosted>,
 }
 
@@ -46,6 +48,7 @@ impl Meeting {
         let text = machines.secret.clone().unwrap_or_default();
         let secret = Secret::from_text(&text).map_err(CommandError::usage)?;
         let interval = job.arguments.machines.monitor_interval.unwrap_or(INTERVAL);
+        let keep_alive = machines.conf.keep_alive.max(3 * interval);
         let terms = terms(job, machines);
         let address = machines.main_address();
         let listener = match machines.rank {
@@ -83,7 +86,7 @@ impl Meeting {
                         max_restarts: job.arguments.max_restarts(),
                         timeout: machines.conf.timeout,
                         last_call: machines.conf.last_call,
-                        keep_alive: machines.conf.keep_alive.max(3 * interval),
+                        keep_alive,
                         terms: terms.clone(),
                     },
                 };
@@ -110,6 +113,7 @@ impl Meeting {
             secret,
             terms,
             interval,
+            keep_alive,
             hosted,
         })
     }
