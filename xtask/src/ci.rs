@@ -10,7 +10,9 @@ use xshell::{Shell, cmd};
 
 use crate::book;
 use crate::cuda;
+use crate::launch_faults;
 use crate::mpi_hosts;
+use crate::namespaces;
 use crate::test_totals::{TestTotals, run_tests};
 use crate::tidy;
 
@@ -43,6 +45,13 @@ pub(crate) fn run(shell: &Shell, root: &Path) -> Result<()> {
         println!("ci: no mdbook in PATH: the book is not built");
     }
     let mut totals = step("tests", || test(TEST_COMMAND, root, TestTotals::default()))?;
+    match namespaces::can_be_made(shell) {
+        Ok(()) => totals += step("faults of a run over three hosts", || launch_faults::run(shell, root))?,
+        Err(reason) => {
+            println!("ci: {reason}: faults of a run over three hosts are skipped");
+            totals.skipped += 1;
+        }
+    }
     if has_mpi(shell) {
         step("clippy over MPI", || {
             let clippy = "clippy --workspace --all-targets --features mpi -- --deny warnings";
@@ -50,7 +59,7 @@ pub(crate) fn run(shell: &Shell, root: &Path) -> Result<()> {
             Ok(cmd!(shell, "cargo {clippy...}").quiet().run()?)
         })?;
         totals = step("tests over MPI", || test(MPI_TEST_COMMAND, root, totals))?;
-        match mpi_hosts::can_run(shell) {
+        match namespaces::can_be_made(shell) {
             Ok(()) => totals += step("MPI on two hosts", || mpi_hosts::run(shell, root))?,
             Err(reason) => {
                 println!("ci: {reason}: MPI on two hosts is skipped");

@@ -9,7 +9,9 @@ mod bench;
 mod book;
 mod ci;
 mod cuda;
+mod launch_faults;
 mod mpi_hosts;
+mod namespaces;
 mod test_totals;
 mod tidy;
 
@@ -47,6 +49,8 @@ enum Task {
     MpiHosts,
     /// Make a book of the pages in docs; needs mdbook.
     Book,
+    /// Kill ranks and launchers of a run over three hosts, which are network namespaces; needs root and iproute2.
+    LaunchFaults,
     /// Measure in release mode; prints one JSON object per line.
     Bench {
         /// What to measure
@@ -84,6 +88,7 @@ fn run(task: Task) -> Result<()> {
         Task::GpuCheck => cuda::gpu::run(&shell, &root),
         Task::MpiHosts => mpi_hosts::run(&shell, &root).map(|totals| println!("{totals}")),
         Task::Book => book::run(&shell, &root),
+        Task::LaunchFaults => launch_faults::run(&shell, &root).map(|totals| println!("{totals}")),
         Task::Bench { suite, arguments } => bench::run(&shell, suite, &arguments),
     }
 }

@@ -20,7 +20,8 @@ pub(super) struct Flag {
     pub(super) keys: &'static [&'static str],
 }
 
-/// Checks what the flags, and the variables that the ranks inherit, ask for together: `of_ranks` is what the ranks will find.
+/// Checks what the flags, and the variables that the ranks inherit, ask for together: `of_ranks` is what the ranks will
+/// find, of which there are `world_size`.
 ///
 /// Returns what the user should know of the configuration file, as one message.
 ///
@@ -28,6 +29,7 @@ pub(super) struct Flag {
 /// Flags without effect, a configuration that cannot be used, a combination that cannot be.
 pub(super) fn check(
     arguments: &Arguments,
+    world_size: usize,
     of_ranks: impl Fn(&str) -> Option<String>,
 ) -> Result<Option<String>, CommandError> {
     let (deepspeed, fully_sharded) = (&arguments.deepspeed, &arguments.fully_sharded);
@@ -68,7 +70,7 @@ pub(super) fn check(
         refuse_what_is_decided(typed, &config)?;
     }
     let settings = AcceleratorBuilder::default()
-        .settings(arguments.num_processes, of_ranks)
+        .settings(world_size, of_ranks)
         .map_err(|error| CommandError::usage(in_flags(&error, &given)))?;
     if let Some(folder) = settings.disk.as_ref().map(|disk| &disk.folder)
         && !folder.is_dir()
