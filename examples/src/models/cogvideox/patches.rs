@@ -5,7 +5,7 @@ use candle_nn::VarBuilder;
 use sconce_core::nn::{Linear, linear};
 
 use super::CogVideoXConfig;
-use super::positions::{Grid, sinusoids};
+use super::positions::{Grid, Remembered, sinusoids};
 
 /// Projects text and patches to one sequence, and adds positions to it where they are not turned.
 #[derive(Debug)]
@@ -16,6 +16,7 @@ pub(super) struct PatchEmbedding {
     text_proj: Linear,
     /// The table of the weights, [1, text + patches, inner]. diffusers calls it learned, and never trains it.
     table: Option<Tensor>,
+    sinusoids: Remembered<Tensor>,
     config: CogVideoXConfig,
 }
 
@@ -45,6 +46,7 @@ impl PatchEmbedding {
             bias,
             text_proj: linear(config.text_embed_dim, inner, vb.pp("text_proj"))?,
             table,
+            sinusoids: Remembered::default(),
             config: config.clone(),
         })
     }
@@ -65,7 +67,10 @@ impl PatchEmbedding {
                 table.narrow(1, 0, tokens + grid.patches())?.detach()
             }
             None if self.config.use_rotary_positional_embeddings => return Ok(sequence),
-            None => sinusoids(&self.config, grid, tokens, latents.device())?,
+            None => {
+                let make = || sinusoids(&self.config, grid, tokens, latents.device());
+                self.sinusoids.get(grid, tokens, make)?
+            }
         };
         sequence.broadcast_add(&positions.to_dtype(sequence.dtype())?)
     }

@@ -3,6 +3,8 @@
 //! Both are functions of the grid of patches alone, in the formulas of diffusers' `embeddings.py` (`get_3d_sincos_pos_embed`,
 //! `get_3d_rotary_pos_embed`), computed in f64.
 
+use std::sync::{Mutex, PoisonError};
+
 use candle_core::{Device, Result, Tensor};
 use sconce_core::nn::RotaryEmbedding;
 
@@ -25,6 +27,34 @@ impl Grid {
     fn places(self) -> impl Iterator<Item = [usize; 3]> {
         let Self { frames, height, width } = self;
         (0..frames).flat_map(move |t| (0..height).flat_map(move |y| (0..width).map(move |x| [t, y, x])))
+    }
+}
+
+/// The positions of the last grid and length of text: videos of one run have one size, and the tables of a large one take a second.
+#[derive(Debug)]
+pub(super) struct Remembered<T>(Mutex<Option<((Grid, usize), T)>>);
+
+impl<T> Default for Remembered<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T: Clone> Remembered<T> {
+    /// Returns the positions of a grid behind a text, which `make` makes where they are others than the last.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub(super) fn get(&self, grid: Grid, text: usize, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((key, positions)) = &*last
+            && *key == (grid, text)
+        {
+            return Ok(positions.clone());
+        }
+        let positions = make()?;
+        *last = Some(((grid, text), positions.clone()));
+        Ok(positions)
     }
 }
 

@@ -30,7 +30,7 @@ impl TimeEmbedding {
         })
     }
 
-    /// Embeds numbers of shape [batch] as [batch, output] in the given dtype. The angles are in f32 whatever the dtype, as in
+    /// Embeds numbers of shape \[batch\] as [batch, output] in the given dtype. The angles are in f32 whatever the dtype, as in
     /// diffusers: a time step of 999 has no neighbours in bf16.
     pub(super) fn forward(&self, numbers: &Tensor, dtype: DType) -> Result<Tensor> {
         let angles = numbers.to_dtype(DType::F32)?.unsqueeze(1)?.broadcast_mul(&self.rates)?;

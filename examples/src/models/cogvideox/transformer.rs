@@ -2,12 +2,12 @@
 
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
-use sconce_core::nn::{LayerNorm, Linear, adaptive_layer_norm, layer_norm, linear};
+use sconce_core::nn::{LayerNorm, Linear, RotaryEmbedding, adaptive_layer_norm, layer_norm, linear};
 use sconce_core::{ParameterSet, Unit, unit_of_class};
 
 use super::block::{Block, split};
 use super::patches::{PatchEmbedding, grid, join};
-use super::positions::rotary;
+use super::positions::{Remembered, rotary};
 use super::time_embedding::TimeEmbedding;
 use super::{Adapters, CogVideoXConfig};
 
@@ -25,6 +25,7 @@ pub struct CogVideoXTransformer {
     norm_out: Linear,
     norm_out_norm: LayerNorm,
     proj_out: Linear,
+    rotary: Remembered<RotaryEmbedding>,
     config: CogVideoXConfig,
 }
 
@@ -35,7 +36,7 @@ pub struct VideoInput<'a> {
     pub latents: &'a Tensor,
     /// The text encoder's output [batch, tokens, text_embed_dim].
     pub text: &'a Tensor,
-    /// Time steps [batch], integers.
+    /// Time steps \[batch\], integers.
     pub timestep: &'a Tensor,
     /// The ofs input of models that have one.
     pub ofs: Option<f64>,
@@ -72,6 +73,7 @@ impl CogVideoXTransformer {
             norm_out: linear(config.time_embed_dim, 2 * inner, vb.pp("norm_out.linear"))?,
             norm_out_norm: layer_norm(inner, config.norm_eps, vb.pp("norm_out.norm"))?,
             proj_out: linear(inner, elements, vb.pp("proj_out"))?,
+            rotary: Remembered::default(),
             config: config.clone(),
         })
     }
@@ -111,7 +113,10 @@ impl CogVideoXTransformer {
             (None, Some(_)) => candle_core::bail!("this model has no ofs input"),
         };
         let rotary = match self.config.use_rotary_positional_embeddings {
-            true => Some(rotary(&self.config, grid, tokens, device)?),
+            true => {
+                let make = || rotary(&self.config, grid, tokens, device);
+                Some(self.rotary.get(grid, tokens, make)?)
+            }
             false => None,
         };
         let inputs = (text.clone(), latents.clone());
