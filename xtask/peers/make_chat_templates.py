@@ -113,7 +113,7 @@ You are a helpful assistant.<|im_end|>
         {%- endgeneration %}
         {{- '\\n' }}
     {%- else %}
-        {{- '<|' + message.role + '|>\\n' + message.content.replace('\\t', ' ').title()[:60] + '\\n' }}
+        {{- '<|' + message.role + '|>\\n' + message.content.replace('\\t', ' ').upper()[:60] + '\\n' }}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}

@@ -21,7 +21,7 @@ const TEMPLATE_FILE: &str = "chat_template.jinja";
 const NAME: &str = "chat template";
 
 /// Steps of the template engine for one conversation: some ten thousand are usual.
-const FUEL: u64 = 50_000_000;
+const FUEL: u64 = 5_000_000;
 
 /// The chat template of a model.
 #[derive(Debug)]

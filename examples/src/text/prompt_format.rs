@@ -35,7 +35,7 @@ impl PromptFormat {
     pub fn write(&self, sample: &Sample) -> Result<MarkedText> {
         if let Sample::Text(text) = sample {
             return Ok(MarkedText {
-                learnt: vec![0..text.len()],
+                learnt: Vec::from_iter([0..text.len()]),
                 text: text.clone(),
                 has_special_tokens: false,
             });
@@ -61,7 +61,7 @@ impl PromptFormat {
                 let prompt = alpaca(instruction, input);
                 let text = format!("{prompt}{output}");
                 Ok(MarkedText {
-                    learnt: vec![prompt.len()..text.len()],
+                    learnt: Vec::from_iter([prompt.len()..text.len()]),
                     text,
                     has_special_tokens: false,
                 })

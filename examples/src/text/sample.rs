@@ -48,7 +48,7 @@ impl Sample {
             bail!("the line is JSON and no object; expected a JSON object such as {{\"text\": \"...\"}}")
         };
         if let Some(messages) = fields.remove("messages") {
-            return chat(messages, |message| Ok(message)).context("`messages`");
+            return chat(messages, Ok).context("`messages`");
         }
         if let Some(turns) = fields.remove("conversations") {
             return chat(turns, of_share_gpt).context("`conversations`");

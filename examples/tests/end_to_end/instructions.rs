@@ -151,10 +151,11 @@ fn adapters_are_a_folder_of_peft_and_merged_a_model_that_evaluates_the_same() {
     let name = "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight";
     assert_eq!(tensors[name].dims(), [48, 4]);
 
-    let merged = [LORA, &["--merge_adapters", "--output_dir", &path("merged")]].concat();
+    let model = path("merged");
+    let merged = [LORA, &["--merge_adapters", "--output_dir", &model]].concat();
     run(ZERO_3, 2, &metrics, &merged);
     // A step without a learning rate changes nothing.
-    let still = ["--model_dir", &path("merged"), "--lr", "0", "--steps", "1"];
+    let still = ["--model_dir", &model, "--lr", "0", "--steps", "1"];
     let mut arguments = arguments(1, &metrics, &[]);
     for pair in still.chunks(2) {
         let place = arguments.iter().position(|argument| argument == pair[0]).unwrap();
@@ -172,7 +173,8 @@ fn answers_are_the_same_on_any_number_of_ranks_and_end_early_where_told() {
     let metrics = folder.path().join("metrics.jsonl");
     let asked = ["--sample_prompt", "What is ZeRO?", "--sample_tokens", "8"];
     for temperature in ["0", "0.9"] {
-        let more = [&asked[..], &["--temperature", temperature]].concat();
+        let warmth = ["--temperature", temperature];
+        let more = [&asked[..], &warmth].concat();
         let answers = |flags: &[&str], ranks: usize| {
             let lines = run(flags, ranks, &metrics, &more);
             let of_line = |line: &Value| line["answer"].as_str().map(str::to_owned);
