@@ -4,6 +4,7 @@
 //! nothing else does.
 
 mod accelerators;
+mod configuration;
 mod host;
 mod mpi;
 mod variables;
@@ -55,6 +56,7 @@ impl Report {
         host::tell(&mut report);
         accelerators::tell(&mut report);
         mpi::tell(&mut report);
+        configuration::tell(&mut report, sconce_collectives::environment::of_process);
         report.variables = variables::that_are_set(|name| std::env::var_os(name));
         report
     }

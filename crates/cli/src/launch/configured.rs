@@ -11,7 +11,8 @@ use clap::parser::ValueSource;
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 use sconce_collectives::environment::of_process;
 use sconce_core::config::{
-    Configuration, Configured, DISTRIBUTED_TYPE, Origin, Paradigm, Setting, Value, default_file,
+    Configuration, ConfigurationError, Configured, DEEPSPEED, DISTRIBUTED_TYPE, FSDP, Origin, PARALLELISM, Paradigm,
+    Setting, Value, default_file,
 };
 
 use super::Arguments;
@@ -173,93 +174,109 @@ fn worded(error: clap::Error) -> CommandError {
     })
 }
 
-/// The words that files add, and where they are from.
-fn words_of(
-    merged: &Configuration,
-    typed: &Typed,
-) -> Result<(Vec<OsString>, FromFiles), sconce_core::config::ConfigurationError> {
+/// Returns the words that files add, and where they are from.
+fn words_of(merged: &Configuration, typed: &Typed) -> Result<(Vec<OsString>, FromFiles), ConfigurationError> {
     let command = Launch::command();
-    let known = |flag: &str| {
-        command
-            .get_arguments()
-            .find(|argument| argument.get_long() == Some(flag))
-    };
-    let mut words = Vec::new();
-    let mut from_files = FromFiles {
-        deepspeed_fields: merged.deepspeed_fields(),
-        ..FromFiles::default()
-    };
-    let mut add = |flag: &str, value: Option<&Value>, variable, origin: &Origin| {
-        let origin = origin.to_string();
-        from_files.origins.push((format!("--{flag}"), variable, origin));
-        words.push(match value {
-            Some(value) => format!("--{flag}={value}").into(),
-            None => format!("--{flag}").into(),
-        });
+    let mut added = Added {
+        command: &command,
+        typed,
+        words: Vec::new(),
+        from_files: FromFiles {
+            deepspeed_fields: merged.deepspeed_fields(),
+            ..FromFiles::default()
+        },
     };
     let of_files = merged.of_files()?;
-    let in_section = |start: &str| of_files.iter().find(|(setting, _)| setting.path.starts_with(start));
-    let of_type = merged.get(DISTRIBUTED_TYPE);
-    let switch = match merged.paradigm()? {
-        Paradigm::DeepSpeed => Some(("use_deepspeed", "deepspeed_config.")),
-        Paradigm::Fsdp => Some(("use_fsdp", "fsdp_config.")),
-        Paradigm::Replicated => None,
-    };
-    if let Some((flag, section)) = switch.filter(|(flag, _)| !typed.has(flag)) {
-        let is_of_file = |configured: &&Configured| matches!(configured.origin, Origin::File(_));
-        let cause = of_type
-            .filter(is_of_file)
-            .or(in_section(section).map(|(_, configured)| *configured));
-        cause
-            .into_iter()
-            .for_each(|configured| add(flag, None, None, &configured.origin));
-    }
-    if let Some((_, configured)) = in_section("parallelism_config.")
-        && !typed.has("use_parallelism_config")
-    {
-        add("use_parallelism_config", None, None, &configured.origin);
-    }
-    let mut variables = Vec::new();
-    for (
-        Setting {
-            path,
-            flag,
-            variable,
-            default,
-            ..
-        },
-        configured,
-    ) in &of_files
-    {
-        let value = &configured.value;
-        match (flag.map(|flag| (flag, known(flag))), value) {
-            (Some((flag, Some(argument))), Value::Flag(on)) if matches!(argument.get_action(), ArgAction::SetTrue) => {
-                if *on {
-                    add(flag, None, *variable, &configured.origin);
-                }
-            }
-            (Some((flag, Some(_))), value) => add(flag, Some(value), *variable, &configured.origin),
-            // A value that says no more than what holds in any case.
-            (_, value) if default.is_some_and(|default| default == value.to_string()) => {}
-            (Some((flag, None)), value) if super::foreign_flags::reason(flag).is_some() => {
-                return Err(sconce_core::config::ConfigurationError::Unsupported {
-                    place: configured.origin.to_string(),
-                    found: value.to_string(),
-                    reason: super::foreign_flags::reason(flag).unwrap_or_default().into(),
-                });
-            }
-            (_, value) => {
-                if let Some(variable) = variable {
-                    variables.push((*variable, value.to_string()));
-                } else if *path == DISTRIBUTED_TYPE && value.as_text() == Some("MULTI_CPU") && !typed.has("cpu") {
-                    add("cpu", None, None, &configured.origin);
-                }
-            }
+    added.add_switches(merged, &of_files)?;
+    for (setting, configured) in of_files {
+        // GPUs of a file are of no use to who computes on the CPU this once.
+        if setting.path != "gpu_ids" || !typed.has("cpu") {
+            added.add_setting(setting, configured)?;
         }
     }
     // A switch that two settings turn on (`use_cpu`, and ranks on CPUs) is given once.
-    words.sort_unstable();
-    words.dedup();
-    from_files.variables = variables;
-    Ok((words, from_files))
+    added.words.sort_unstable();
+    added.words.dedup();
+    Ok((added.words, added.from_files))
+}
+
+/// What is put in front of the words that are typed.
+struct Added<'t> {
+    command: &'t clap::Command,
+    typed: &'t Typed,
+    words: Vec<OsString>,
+    from_files: FromFiles,
+}
+
+impl Added<'_> {
+    /// Adds the switches that sections need to have an effect.
+    fn add_switches(
+        &mut self,
+        merged: &Configuration,
+        of_files: &[(&'static Setting, &Configured)],
+    ) -> Result<(), ConfigurationError> {
+        let first_of = |section: &str| {
+            let mut settings = of_files.iter();
+            let found = settings.find(|(setting, _)| setting.section() == Some(section));
+            found.map(|(_, configured)| *configured)
+        };
+        let of_type = merged.get(DISTRIBUTED_TYPE);
+        let of_type = of_type.filter(|configured| matches!(configured.origin, Origin::File(_)));
+        let switches = match merged.paradigm()? {
+            Paradigm::DeepSpeed => vec![("use_deepspeed", of_type.or_else(|| first_of(DEEPSPEED)))],
+            Paradigm::Fsdp => vec![
+                ("use_fsdp", of_type.or_else(|| first_of(FSDP))),
+                ("use_parallelism_config", first_of(PARALLELISM)),
+            ],
+            Paradigm::Replicated => {
+                let on_cpu = of_type.filter(|configured| configured.value.as_text() == Some("MULTI_CPU"));
+                vec![("cpu", on_cpu)]
+            }
+        };
+        for (flag, cause) in switches {
+            if let Some(configured) = cause.filter(|_| !self.typed.has(flag)) {
+                self.add(flag, None, None, &configured.origin);
+            }
+        }
+        Ok(())
+    }
+
+    fn add_setting(&mut self, setting: &'static Setting, configured: &Configured) -> Result<(), ConfigurationError> {
+        let (value, origin) = (&configured.value, &configured.origin);
+        let argument = setting.flag.and_then(|flag| {
+            let mut arguments = self.command.get_arguments();
+            Some((flag, arguments.find(|argument| argument.get_long() == Some(flag))?))
+        });
+        match (argument, value) {
+            (Some((flag, argument)), Value::Flag(on)) if matches!(argument.get_action(), ArgAction::SetTrue) => {
+                if *on {
+                    self.add(flag, None, setting.variable, origin);
+                }
+            }
+            (Some((flag, _)), value) => self.add(flag, Some(value), setting.variable, origin),
+            (None, value) => match (setting.flag, setting.variable) {
+                (_, Some(variable)) => self.from_files.variables.push((variable, value.to_string())),
+                // `compute_environment`, and `distributed_type`, which is a switch.
+                (None, None) => {}
+                (Some(_), None) if setting.default == Some(value.to_string().as_str()) => {}
+                (Some(flag), None) => {
+                    return Err(ConfigurationError::Unsupported {
+                        place: origin.to_string(),
+                        found: value.to_string(),
+                        reason: format!("this version of sconce launch has no --{flag}"),
+                    });
+                }
+            },
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, flag: &str, value: Option<&Value>, variable: Option<&'static str>, origin: &Origin) {
+        let flag = format!("--{flag}");
+        self.words.push(match value {
+            Some(value) => format!("{flag}={value}").into(),
+            None => flag.clone().into(),
+        });
+        self.from_files.origins.push((flag, variable, origin.to_string()));
+    }
 }

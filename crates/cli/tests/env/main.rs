@@ -52,7 +52,16 @@ fn versions_features_and_the_machine_are_told_in_lines() {
     let cores = std::thread::available_parallelism().unwrap().to_string();
     assert!(value(&text, "cores").starts_with(&format!("{cores} usable")), "{text}");
     assert!(value(&text, "memory").contains(" GiB"), "{text}");
-    for key in ["os", "cpu", "gpu driver", "gpus", "nccl", "mpi", "mpirun"] {
+    for key in [
+        "os",
+        "cpu",
+        "gpu driver",
+        "gpus",
+        "nccl",
+        "mpi",
+        "mpirun",
+        "configuration",
+    ] {
         assert!(!value(&text, key).is_empty(), "{key}");
     }
 }

@@ -37,7 +37,7 @@ const REFUSED: [(&str, &str); 11] = [
         "error_parallelism_without_fsdp2",
         "--use_parallelism_config needs --use_fsdp and --fsdp_version 2",
     ),
-    ("yaml_unknown_key", "config.yaml:14: `not_a_key`: unknown key"),
+    ("yaml_unknown_key", "config.yaml:16: `not_a_key`: unknown key"),
     // Its own check passes over a false in quotes.
     (
         "fsdp_ram_efficient_sync_false_string",
@@ -111,14 +111,13 @@ impl<'f> Case<'f> {
             || config
                 .as_deref()
                 .is_some_and(|config| config.contains("mpirun_hostfile"));
+        let words_of = |word: &String| match word.as_str() {
+            "{script}" => vec!["/bin/sh".to_owned(), program.clone()],
+            word => vec![filled(word)],
+        };
+        let command_line = Vec::from_iter(words.iter().flat_map(words_of));
         let (folder, mut command) = (launch.folder, launcher());
-        command.current_dir(&folder);
-        for word in &words {
-            match word.as_str() {
-                "{script}" => command.args(["/bin/sh", &program]),
-                word => command.arg(filled(word)),
-            };
-        }
+        command.current_dir(&folder).args(command_line);
         if uses_mpi {
             let path = std::env::var("PATH").unwrap();
             fake_mpirun(folder.path());
@@ -152,6 +151,10 @@ impl<'f> Case<'f> {
                 _ => (name, value),
             })
             .collect();
+        let file = self.launch.path("ds.json").display().to_string();
+        expected
+            .values_mut()
+            .for_each(|value| *value = value.replace("{ds_config}", &file));
         // 1. Cores are shared out, not piled up on the first ones.
         expected.remove("KMP_AFFINITY");
         expected.remove("KMP_BLOCKTIME");
@@ -181,7 +184,6 @@ impl<'f> Case<'f> {
             ];
             expected.extend(place.map(|(name, value)| (name.into(), value.into())));
         }
-        // 7. FSDP's variable of the default prefetch and others that nobody names are as recorded; nothing is added.
         expected
     }
 }

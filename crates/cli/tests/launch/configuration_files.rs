@@ -79,7 +79,9 @@ fn accelerates_default_file_is_read_where_none_is_named_but_not_with_cpu() {
     let config = "distributed_type: 'NO'\nmixed_precision: bf16\nnum_processes: 2\n";
     let files = [("home/accelerate/default_config.yaml", config)];
     let script = "[ $RANK = 0 ] && env | grep -E '^(ACCELERATE_MIXED|WORLD)' | sort";
-    let set_home = |launch: &mut Launch| drop(launch.command.env("HF_HOME", "home"));
+    let set_home = |launch: &mut Launch| {
+        launch.command.env("HF_HOME", "home");
+    };
     let mut by_default = launch(&["--no_prefix"], &files, script);
     set_home(&mut by_default);
     let output = by_default.output();
@@ -190,6 +192,27 @@ fn groups_of_ranks_come_from_files_and_flags_and_must_make_the_world() {
         config,
         &["a mesh needs FSDP's version 2"],
     );
+}
+
+#[test]
+fn gpus_of_a_file_are_one_for_each_rank_and_none_of_the_cpus() {
+    let config = "distributed_type: MULTI_GPU\nnum_processes: 2\ngpu_ids: 0\n";
+    assert_refused(
+        &["--config_file", "run.yaml"],
+        config,
+        &[
+            "--gpu_ids names 1 GPU for 2 ranks",
+            "--gpu_ids is from run.yaml:3: `gpu_ids`",
+        ],
+    );
+    let script = "echo ${CUDA_VISIBLE_DEVICES-unset}";
+    let output = launch(
+        &["--config_file", "run.yaml", "--cpu", "--no_prefix"],
+        &[("run.yaml", config)],
+        script,
+    )
+    .output();
+    assert_eq!(text(&output.stdout), "unset\nunset\n", "{output:?}");
 }
 
 #[test]

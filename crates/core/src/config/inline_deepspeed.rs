@@ -29,14 +29,19 @@ type Entries = [(String, Node)];
 
 /// Says whether a file's top level is that of a DeepSpeed configuration.
 pub(super) fn is_whole_file(entries: &Entries) -> bool {
-    let has = |keys: &[&str]| entries.iter().any(|(key, _)| keys.contains(&key.as_str()));
-    has(&OF_DEEPSPEED) && !has(&OF_ACCELERATE)
+    has(entries, &OF_DEEPSPEED) && !has(entries, &OF_ACCELERATE)
+}
+
+/// Says whether a value is given to one of these keys. A null says nothing, and is not written again.
+fn has(entries: &Entries, keys: &[&str]) -> bool {
+    let given = |(key, value): &(String, Node)| *value != Node::Null && keys.contains(&key.as_str());
+    entries.iter().any(given)
 }
 
 /// Takes the keys of Accelerate's out of a section that has DeepSpeed's: first DeepSpeed's, if there are any, then the
 /// others. What both know (`gradient_clipping`) is DeepSpeed's then, whose file decides.
 pub(super) fn split(entries: &Entries) -> (Option<Node>, Vec<(String, Node)>) {
-    if !entries.iter().any(|(key, _)| OF_DEEPSPEED.contains(&key.as_str())) {
+    if !has(entries, &OF_DEEPSPEED) {
         return (None, entries.to_vec());
     }
     let shared = ["gradient_clipping", "gradient_accumulation_steps"];

@@ -150,6 +150,16 @@ fn the_two_files_with_deepspeeds_keys_inside_load_as_they_stand() {
     }
 }
 
+/// Else the file would mean something else once it has been written again, without its nulls.
+#[test]
+fn a_null_makes_no_section_deepspeeds() {
+    let section = "deepspeed_config:\n  gradient_accumulation_steps: 3\n  bf16: {enabled: true}\n";
+    let inline = yaml(section).unwrap();
+    assert_eq!(inline.value("sconce_config.gradient_accumulation_steps"), None);
+    let error = yaml(&section.replace("{enabled: true}", "null")).unwrap_err();
+    assert!(error.to_string().contains("`deepspeed_config.bf16`"), "{error}");
+}
+
 #[test]
 fn errors_inside_deepspeeds_keys_name_the_file_and_the_key() {
     assert_refused(
