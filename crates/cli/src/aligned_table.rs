@@ -1,15 +1,17 @@
 //! Tables of figures: a name on the left, numbers on the right.
 
-use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 
 use crate::terminal::shown;
+
+/// A line under the header, and no other.
+const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
 /// Returns a table as lines; all columns but those named in `texts` are figures, on the right. Cells cannot steer a
 /// terminal.
 pub(crate) fn aligned_table(header: &[&str], texts: &[&str], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
-    table.load_style(UTF8_HORIZONTAL_ONLY).set_header(header.to_vec());
+    table.load_style(STYLE).set_header(header.to_vec());
     for row in rows {
         table.add_row(
             row.iter()

@@ -1,9 +1,11 @@
 //! What `estimate-memory` and `plan` both ask: the model, the world, how it is trained, and the memory that there is.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use sconce_core::AcceleratorBuilder;
 use sconce_core::deepspeed::MixedPrecision;
+use sconce_core::environment as variable;
 use sconce_core::memory_estimate::{
     ComputeDevice, Limits, MemoryEstimate, ModelShape, OptimizerKind, RunChoice, Workload, candidates,
 };
@@ -192,6 +194,33 @@ impl ModelArguments {
             .into_iter()
             .map(|choice| MemoryEstimate::new(model, workload, choice));
         let estimates = estimates.collect::<Result<Vec<_>, _>>().map_err(CommandError::usage)?;
+        Ok(self.with_first_that_fits(estimates, workload))
+    }
+
+    /// Estimates the run of a DeepSpeed configuration, whose precision becomes the workload's.
+    ///
+    /// # Errors
+    /// For a configuration that cannot be used.
+    pub(crate) fn estimate_configuration(
+        &self,
+        model: &ModelShape,
+        workload: &mut Workload,
+        file: &Path,
+    ) -> Result<Estimates, CommandError> {
+        let precision = (self.mixed_precision != PrecisionName::No).then(|| workload.precision.to_string());
+        let settings = AcceleratorBuilder::default().settings(workload.ranks, |name| match name {
+            variable::ACCELERATE_USE_DEEPSPEED => Some("true".to_owned()),
+            variable::ACCELERATE_DEEPSPEED_CONFIG_FILE => Some(file.display().to_string()),
+            variable::ACCELERATE_MIXED_PRECISION => precision.clone(),
+            _ => None,
+        });
+        let settings = settings.map_err(CommandError::usage)?;
+        workload.precision = settings.precision;
+        let estimate = MemoryEstimate::of_run(model, workload, &settings).map_err(CommandError::usage)?;
+        Ok(self.with_first_that_fits(Vec::from_iter(estimate), workload))
+    }
+
+    fn with_first_that_fits(&self, estimates: Vec<MemoryEstimate>, workload: &Workload) -> Estimates {
         let has_limits = self.memory.is_some() || self.host_memory.is_some();
         let limits = Limits {
             device: self.memory.map_or(u64::MAX, |ByteSize(bytes)| bytes),
@@ -200,6 +229,6 @@ impl ModelArguments {
         let first = estimates
             .iter()
             .position(|estimate| limits.fit(estimate, workload.computes_on));
-        Ok((estimates, first.filter(|_| has_limits)))
+        (estimates, first.filter(|_| has_limits))
     }
 }

@@ -4,6 +4,7 @@ mod answer;
 mod arguments;
 mod names;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -70,6 +71,16 @@ pub(crate) struct Arguments {
     )]
     activation_checkpointing: bool,
 
+    /// Estimate the run of this DeepSpeed configuration, its buckets and groups included, in the place of strategies
+    #[arg(
+        long = "deepspeed_config_file",
+        alias = "deepspeed-config-file",
+        value_name = "FILE",
+        conflicts_with = "strategy",
+        help_heading = "Strategies"
+    )]
+    deepspeed_config_file: Option<PathBuf>,
+
     /// Rows of Accelerate's table, with commas between
     #[arg(
         long,
@@ -92,21 +103,23 @@ pub(crate) struct Arguments {
 /// When the model cannot be read, a combination cannot be, or stdout cannot be written to.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
     let model = arguments.model.open()?;
-    let workload = arguments.model.workload()?;
+    let mut workload = arguments.model.workload()?;
     let table = AdamTable {
         largest_layer: 4 * model.largest_layer(),
         total: 4 * model.elements(),
     };
-    let (estimates, fitting) = match arguments.strategy.as_slice() {
-        [] => arguments.model.recommend(&model, &workload)?,
-        strategies => {
+    let given = &arguments.model;
+    let (estimates, fitting) = match (&arguments.deepspeed_config_file, arguments.strategy.as_slice()) {
+        (Some(file), _) => given.estimate_configuration(&model, &mut workload, file)?,
+        (None, []) => given.recommend(&model, &workload)?,
+        (None, strategies) => {
             let choices = strategies.iter().map(|strategy| RunChoice {
                 strategy: strategy.0,
                 parameters: arguments.offload_params.0,
                 optimizer: arguments.offload_optimizer.0,
                 recompute: arguments.activation_checkpointing,
             });
-            arguments.model.estimate(&model, &workload, choices)?
+            given.estimate(&model, &workload, choices)?
         }
     };
     let answer = Answer {

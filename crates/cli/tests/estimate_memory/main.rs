@@ -147,6 +147,29 @@ fn one_strategy_with_what_it_offloads_can_be_asked_for() {
 }
 
 #[test]
+fn the_run_of_a_deepspeed_configuration_can_be_asked_for() {
+    let model = Model::new(&llama_2_7b());
+    let file = model.path("zero.json");
+    let config = json!({
+        "zero_optimization": { "stage": 2, "reduce_bucket_size": 1_000_000_000 }, "bf16": { "enabled": true },
+    });
+    fs::write(&file, config.to_string()).unwrap();
+    let words = ["--json", "-n", "4", "--deepspeed_config_file", file.to_str().unwrap()];
+    let found: Value = serde_json::from_str(&text(&model.run("estimate-memory", &words))).unwrap();
+    let estimate = &found["estimates"][0];
+    assert_eq!(
+        (&estimate["strategy"], found["estimates"].as_array().unwrap().len()),
+        (&json!("zero_2"), 1)
+    );
+    // Three buckets of a billion elements of f32 and more, and values of 16 bits.
+    assert!(
+        estimate["bytes_of_rank"]["buffers"].as_u64() > Some(12_000_000_000),
+        "{estimate}"
+    );
+    assert_eq!(estimate["bytes_of_rank"]["parameters"], 2 * 6_738_415_616u64);
+}
+
+#[test]
 fn one_row_of_accelerates_table_can_be_asked_for() {
     let shown = text(&Model::new(&llama_2_7b()).run("estimate-memory", &["--dtypes", "float16"]));
     assert!(shown.contains("float16") && !shown.contains("int8"), "{shown}");

@@ -32,7 +32,7 @@ fn a_plan_is_what_the_ranks_are_told() {
         "--mixed_precision",
         "bf16",
         "--memory",
-        "40GiB",
+        "70GiB",
         "--sequence_length",
         "256",
         "--out",
@@ -45,7 +45,7 @@ fn a_plan_is_what_the_ranks_are_told() {
     for words in [
         "# Chosen: ",
         "# Does not fit: data_parallel",
-        "--memory is 40.00 GiB",
+        "--memory is 70.00 GiB",
         "num_processes: 2",
     ] {
         assert!(file.contains(words), "{words} in\n{file}");

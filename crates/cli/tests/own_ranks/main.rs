@@ -72,7 +72,7 @@ fn ranks_that_cannot_begin_are_a_failed_test() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sconce"));
     command
         .args(["test", "-n", "2", "--json"])
-        .env("SCONCE_DEVICE", "abacus");
+        .env("SCONCE_TIMEOUT", "soon");
     command.env("HF_HOME", env!("CARGO_TARGET_TMPDIR"));
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -81,7 +81,10 @@ fn ranks_that_cannot_begin_are_a_failed_test() {
         (&found["passed"], &found["ended_in"]),
         (&Value::from(false), &Value::from("state"))
     );
-    assert!(String::from_utf8_lossy(&output.stderr).contains("abacus"), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("SCONCE_TIMEOUT"),
+        "{output:?}"
+    );
 }
 
 #[test]

@@ -26,6 +26,7 @@ mod small_model;
 
 use crate::environment as variable;
 use crate::{Accelerator, AcceleratorBuilder, Result};
+use sconce_collectives::environment::of_process;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Instant;
@@ -254,7 +255,7 @@ impl<'a> SelfTest<'a> {
         let world = self.acc.world().clone();
         let builder = builder.communicator_of(world, Arc::clone(self.acc.communicator()));
         let of_device = [variable::SCONCE_DEVICE, variable::ACCELERATE_USE_CPU];
-        builder.build_with(|name| of_device.contains(&name).then(|| std::env::var(name).ok()).flatten())
+        builder.build_with(|name| of_device.contains(&name).then(|| of_process(name)).flatten())
     }
 }
 

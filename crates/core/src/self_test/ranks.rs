@@ -112,9 +112,9 @@ pub(super) fn objects(test: &SelfTest<'_>) -> Result<String, CheckError> {
     let expected = (0..test.ranks()).map(|rank| (rank, format!("rank {rank}"), vec![0.5; rank]));
     let expected = Vec::from_iter(expected);
     expect("gathered objects", &all, &expected)?;
-    for from in 0..test.ranks() {
+    for (from, sent) in expected.iter().enumerate() {
         let told = test.acc.broadcast_object(&own, from)?;
-        expect("a broadcast object", &told, &expected[from])?;
+        expect("a broadcast object", &told, sent)?;
     }
     Ok(format!("{} objects", all.len()))
 }

