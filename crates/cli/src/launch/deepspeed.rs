@@ -160,7 +160,8 @@ impl DeepSpeedArguments {
             flag(
                 "--gradient_clipping",
                 variable::ACCELERATE_GRADIENT_CLIPPING,
-                shown(self.gradient_clipping),
+                // As Python writes it: 1.0, not 1.
+                self.gradient_clipping.map(|norm| format!("{norm:?}")),
                 &["gradient_clipping"],
             ),
             flag(

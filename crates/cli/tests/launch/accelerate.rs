@@ -37,7 +37,7 @@ const REFUSED: [(&str, &str); 11] = [
         "error_parallelism_without_fsdp2",
         "--use_parallelism_config needs --use_fsdp and --fsdp_version 2",
     ),
-    ("yaml_unknown_key", "config.yaml:14: `not_a_key`: unknown key"),
+    ("yaml_unknown_key", "config.yaml:16: `not_a_key`: unknown key"),
     // Its own check passes over a false in quotes.
     (
         "fsdp_ram_efficient_sync_false_string",
@@ -151,6 +151,10 @@ impl<'f> Case<'f> {
                 _ => (name, value),
             })
             .collect();
+        let file = self.launch.path("ds.json").display().to_string();
+        expected
+            .values_mut()
+            .for_each(|value| *value = value.replace("{ds_config}", &file));
         // 1. Cores are shared out, not piled up on the first ones.
         expected.remove("KMP_AFFINITY");
         expected.remove("KMP_BLOCKTIME");
@@ -180,7 +184,6 @@ impl<'f> Case<'f> {
             ];
             expected.extend(place.map(|(name, value)| (name.into(), value.into())));
         }
-        // 7. FSDP's variable of the default prefetch and others that nobody names are as recorded; nothing is added.
         expected
     }
 }

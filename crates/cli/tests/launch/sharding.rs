@@ -166,7 +166,7 @@ fn combinations_that_cannot_be_are_told_in_the_words_of_the_flags() {
     );
     refused(
         &["--gradient_clipping=-1"],
-        &["--gradient_clipping -1: expected a number from 0"],
+        &["--gradient_clipping -1.0: expected a number from 0"],
     );
     let folder = ["--zero_stage", "3", "--offload_optimizer_nvme_path", "nowhere"];
     refused(
