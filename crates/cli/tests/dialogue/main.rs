@@ -75,7 +75,7 @@ fn menus_on_a_terminal_make_a_file() {
     terminal.wait_for("expected a whole number from 1");
     terminal.type_in(&[BACKSPACE, ENTER]);
     terminal.answer(
-        "Where do parameters, gradients and optimizer state live?",
+        "How are parameters, gradients and optimizer state kept?",
         &[DOWN, ENTER],
     );
     terminal.answer("Is there a DeepSpeed configuration?", &[ENTER]);
@@ -113,6 +113,8 @@ fn menus_on_a_terminal_make_a_file() {
         ["DEEPSPEED", "4", "true", "bf16", "3", "cpu", "none", "8", "-"]
     );
     assert_eq!(beside(&file), ["run.yaml"]);
+    // Accelerate, which refuses sections that it does not know, is to read it too.
+    assert!(!fs::read_to_string(&file).unwrap().contains("sconce_config"));
 }
 
 #[test]

@@ -49,16 +49,16 @@ impl Course<'_> {
                         }
                     }
                 }
-                // At the first question there is nowhere to go; it is put again.
-                Reply::Back => {
-                    if let Some(last) = asked.pop() {
+                Reply::Back => match asked.pop() {
+                    Some(last) => {
                         let key = self.questions[last].key;
                         if let Some(answer) = answers.take(key) {
                             taken_back.give(key, answer);
                         }
                         next = last;
                     }
-                }
+                    None => ask.tell("There is no question before this one.\n"),
+                },
                 Reply::Quit => return Ok(None),
             }
         }
@@ -183,7 +183,10 @@ mod tests {
     #[test]
     fn nobody_goes_back_beyond_the_first_question_and_quitting_leaves_nothing() {
         let (answers, seen) = walked(&[], &["<", "x", "!"]);
-        assert_eq!(seen.len(), 3);
+        assert_eq!(
+            seen,
+            ["A? -", "There is no question before this one.\n", "A? -", "B? false"]
+        );
         assert_eq!(answers, None);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use inquire::ui::RenderConfig;
+use inquire::ui::{RenderConfig, Styled};
 use inquire::validator::Validation;
 use inquire::{InquireError, Select, Text};
 
@@ -29,7 +29,11 @@ impl Menus {
         } else {
             RenderConfig::empty()
         };
-        Self { look }
+        // Esc goes back here, which is no end.
+        let gone_back = Styled::new("<back>");
+        Self {
+            look: look.with_canceled_prompt_indicator(gone_back),
+        }
     }
 }
 

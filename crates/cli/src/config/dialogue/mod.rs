@@ -132,12 +132,9 @@ fn farewell(file: &Path, is_default: bool) -> String {
     let option = if is_default {
         String::new()
     } else {
-        format!("--config_file {name} ")
+        format!(" --config_file {name}")
     };
     format!(
-        "wrote {name}\n\
-         next:\n  \
-           sconce launch {option}PROGRAM          starts it so; flags say otherwise for one run\n  \
-           sconce config show --explain {option} every value, and who gave it\n"
+        "wrote {name}\nnext:\n  sconce launch{option} PROGRAM\nevery value, and who gave it:\n  sconce config show --explain{option}\n"
     )
 }

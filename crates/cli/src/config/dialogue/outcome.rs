@@ -1,6 +1,6 @@
 //! From settings to answers and back: what a file says is proposed, and what was answered is what a file says.
 
-use sconce_core::config::{DEEPSPEED_FILE, DISTRIBUTED_TYPE, setting};
+use sconce_core::config::{DEEPSPEED_FILE, DISTRIBUTED_TYPE, SCONCE, setting};
 
 use super::answers::Answers;
 use super::question::NONE;
@@ -53,7 +53,13 @@ pub(super) fn settings(answers: &Answers) -> Vec<(&'static str, Option<String>)>
     paths.sort_unstable();
     paths.dedup();
     let valued = paths.into_iter().map(|path| (path, value_of(path, answers)));
-    valued.collect()
+    // Accelerate reads no file with our section: it is left out where nothing in it is needed.
+    let is_needed = |path: &str, value: &str| {
+        let default = setting(path).and_then(|setting| setting.default);
+        !path.starts_with(SCONCE) || default != Some(value)
+    };
+    let needed = valued.map(|(path, value)| (path, value.filter(|value| is_needed(path, value))));
+    needed.collect()
 }
 
 fn value_of(path: &str, answers: &Answers) -> Option<String> {

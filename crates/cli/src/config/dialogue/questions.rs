@@ -128,19 +128,16 @@ pub(super) const QUESTIONS: &[Question] = &[
                 .to_owned(),
         )
     }),
-    Question::typed(
-        "gpu_ids",
-        "Which GPUs of this machine? (numbers with commas between, or all)",
-    )
-    .when(|answers| answers.is(DEVICE, CUDA) && answers.is(PLACE, HERE))
-    .proposing("all"),
+    Question::typed("gpu_ids", "Which GPUs of this machine? (0,1 or the like, or all)")
+        .when(|answers| answers.is(DEVICE, CUDA) && answers.is(PLACE, HERE))
+        .proposing("all"),
     Question::menu(
         SHARDING,
-        "Where do parameters, gradients and optimizer state live?",
+        "How are parameters, gradients and optimizer state kept?",
         &[
-            choice(REPLICATED, "on every rank (data parallelism)"),
-            choice(ZERO, "sharded over the ranks, as DeepSpeed's ZeRO does it"),
-            choice(FSDP, "sharded over the ranks, as PyTorch's FSDP does it"),
+            choice(REPLICATED, "data parallelism: all on every rank"),
+            choice(ZERO, "ZeRO: sharded over the ranks, in DeepSpeed's terms"),
+            choice(FSDP, "FSDP: sharded over the ranks, in PyTorch's terms"),
         ],
     )
     .proposing(REPLICATED),
@@ -258,7 +255,7 @@ pub(super) const QUESTIONS: &[Question] = &[
     .proposing("TRANSFORMER_BASED_WRAP"),
     Question::optional(
         "fsdp_config.fsdp_transformer_layer_cls_to_wrap",
-        "Which classes, with commas between? (none: all parts that the model declares)",
+        "Which classes, with commas between? (none: all declared parts)",
     )
     .when(|answers| answers.is(POLICY, "TRANSFORMER_BASED_WRAP")),
     Question::typed("fsdp_config.fsdp_min_num_params", "From how many parameters on?")
