@@ -159,11 +159,9 @@ fn terms(job: &Job<'_>, machines: &Machines) -> Vec<(String, String)> {
 /// Where machine 0 listens: on loopback if that is its address, else wherever it may be reached.
 fn listens_at(machines: &Machines) -> Result<SocketAddr, CommandError> {
     let addresses = resolve(machines)?;
-    let bare = machines.main_host.trim_start_matches('[').trim_end_matches(']');
-    let is_loopback = bare == "localhost" || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
     let first = addresses.first().map(SocketAddr::ip);
     let ip = match first {
-        Some(ip) if is_loopback => ip,
+        Some(ip) if machines.is_on_loopback() => ip,
         // A host's own name need not lead to the address by which others reach it.
         Some(IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
         _ => Ipv4Addr::UNSPECIFIED.into(),
@@ -181,8 +179,7 @@ fn hosts_by_address(machines: &Machines) -> Result<Option<SocketAddr>, CommandEr
 }
 
 fn resolve(machines: &Machines) -> Result<Vec<SocketAddr>, CommandError> {
-    let bare = machines.main_host.trim_start_matches('[').trim_end_matches(']');
-    let resolved = (bare, machines.main_port).to_socket_addrs();
+    let resolved = (machines.bare_main_host(), machines.main_port).to_socket_addrs();
     resolved.map(Vec::from_iter).map_err(|reason: io::Error| {
         CommandError::usage(format!("--main_process_ip {}: {reason}", machines.main_host))
             .hint("give a name or address under which all machines reach machine 0")
