@@ -151,7 +151,8 @@ pub(crate) fn check_file(file: &Path) -> Result<Vec<String>, CommandError> {
     words.push("true".into());
     let checked = parse(&words).and_then(|mut arguments| {
         arguments.from_files.variables.clone_from(&from_files.variables);
-        super::settings::check(&arguments, super::environment::of_ranks(&arguments))
+        let ranks = arguments.num_processes.unwrap_or(1);
+        super::settings::check(&arguments, ranks, super::environment::of_ranks(&arguments))
     });
     let warning = checked.map_err(|error| from_files.explain(error))?;
     let warnings = configuration.warnings().iter().map(ToString::to_string);

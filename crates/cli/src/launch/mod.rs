@@ -165,7 +165,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
         cores: (cores / local_ranks).min(fewest),
         files: LogFiles::new(&arguments.logs)?,
     };
-use std::ffi::OsString;
+    use std::ffi::OsString;
     if arguments.dry_run {
         return dry_run::print_ranks(&job, &machines);
     }

@@ -45,7 +45,7 @@ pub(super) fn check(
         let needs = "--use_parallelism_config needs --use_fsdp and --fsdp_version 2";
         return Err(CommandError::usage(needs));
     }
-    if arguments.multi_gpu && arguments.num_processes < 2 {
+    if arguments.multi_gpu && world_size < 2 {
         return Err(CommandError::usage(
             "--multi_gpu needs at least two ranks: --num_processes 2",
         ));
