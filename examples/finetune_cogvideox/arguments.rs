@@ -271,6 +271,7 @@ impl Arguments {
             rank: self.rank,
             alpha: self.lora_alpha,
             dropout: 0.0,
+            rank_stabilized: false,
         };
         Adapters::new(options, &self.target_modules)
             .context("--target_modules")
