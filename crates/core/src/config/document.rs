@@ -96,7 +96,7 @@ impl Document {
         };
         let mut doubles = Vec::new();
         document.tree = placed.into_tree(&mut Vec::new(), &mut document.lines, &mut |path| {
-            doubles.push(repeated(path))
+            doubles.push(repeated(path));
         });
         let warnings = doubles.into_iter().map(|message| Warning::new(file, message));
         document.warnings.extend(warnings);
@@ -116,9 +116,9 @@ impl Document {
 #[derive(Debug)]
 pub(super) enum Placed {
     Scalar(Node),
-    List(Vec<Placed>),
+    List(Vec<Self>),
     /// Key, its line, value.
-    Object(Vec<(String, usize, Placed)>),
+    Object(Vec<(String, usize, Self)>),
 }
 
 impl Placed {
