@@ -48,7 +48,7 @@ fn files_of_every_version_of_accelerate_load() {
             "0_28_0_mpi.yaml",
             &[
                 ("distributed_type", "MULTI_CPU"),
-                ("mpirun_config.mpirun_hostfile", "/home/user/hostfile"),
+                ("mpirun_config.mpirun_hostfile", "shared/hostfile"),
                 ("num_machines", "4"),
                 ("num_processes", "16"),
                 ("use_cpu", "true"),
