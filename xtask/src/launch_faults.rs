@@ -16,6 +16,9 @@ use xshell::{Shell, cmd};
 use crate::namespaces::Namespaces;
 use crate::test_totals::TestTotals;
 
+/// What happens to a run, and what must follow.
+type Fault = fn(&mut Run<'_>) -> Result<()>;
+
 const HOSTS: usize = 3;
 const RANKS: usize = 6;
 /// Longer than anything here takes.
@@ -41,7 +44,7 @@ pub(crate) fn run(shell: &Shell, root: &Path) -> Result<TestTotals> {
     let build = "test --quiet --workspace --test launch --no-run".split(' ');
     cmd!(shell, "cargo {build...}").quiet().ignore_stderr().run()?;
     let hosts = Namespaces::make(shell, HOSTS)?;
-    let cases: [(&str, fn(&mut Run<'_>) -> Result<()>); 6] = [
+    let cases: [(&str, Fault); 6] = [
         ("each rank killed in turn: six restarts", every_rank_is_killed),
         ("a rank killed without restarts left", a_rank_is_killed_without_budget),
         ("a launcher killed and started again", a_launcher_is_killed_and_returns),

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use sconce_collectives::environment::of_process;
 use serde_json::json;
 
 use crate::environment::TORCHELASTIC_ERROR_FILE;
@@ -14,7 +15,7 @@ use crate::environment::TORCHELASTIC_ERROR_FILE;
 /// Called by a program that is about to end with an error. That nothing can be written is no further error: the program
 /// prints its message all the same.
 pub fn leave_for_launcher(message: &str) {
-    if let Some(path) = std::env::var_os(TORCHELASTIC_ERROR_FILE).filter(|path| !path.is_empty()) {
+    if let Some(path) = of_process(TORCHELASTIC_ERROR_FILE).filter(|path| !path.is_empty()) {
         let _ = write(Path::new(&path), message);
     }
 }

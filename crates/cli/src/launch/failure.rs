@@ -37,7 +37,12 @@ pub(super) fn report(cause: Cause, round: &RoundEnd) -> String {
                 end.end,
                 after(end.after)
             );
-            if let Some(error) = round.errors.get(&local_rank) {
+            let own_lines = round.last_lines.get(&Some(number(local_rank)));
+            let has_said = |error: &str| {
+                let first = error.lines().next().unwrap_or_default();
+                own_lines.is_some_and(|lines| lines.iter().any(|line| line.contains(first)))
+            };
+            if let Some(error) = round.errors.get(&local_rank).filter(|error| !has_said(error)) {
                 let _ = writeln!(report, "  its error: {}", error.replace('\n', "\n    "));
             }
             // Of ranks that failed together the first to end need not be the one that says why.

@@ -4,6 +4,7 @@
 //! tells the number of machines, first found first: `--num_machines`; `PET_NNODES` or `NNODES` (torchrun's and those of
 //! Kubernetes operators); a Slurm step; `mpirun`. The rest is taken from the same, and may be given by flags as well.
 
+use std::net::IpAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use sconce_collectives::World;
@@ -128,6 +129,17 @@ impl Machines {
         self.count.most * self.local_ranks
     }
 
+    /// Whether machine 0 is named by an address that leads to this host alone.
+    pub(super) fn is_on_loopback(&self) -> bool {
+        let bare = self.bare_main_host();
+        bare == "localhost" || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    }
+
+    /// Name or address of machine 0 without brackets.
+    pub(super) fn bare_main_host(&self) -> &str {
+        self.main_host.trim_start_matches('[').trim_end_matches(']')
+    }
+
     /// `host:port` of machine 0's launcher.
     pub(super) fn main_address(&self) -> String {
         join(&self.main_host, self.main_port)
@@ -155,12 +167,7 @@ impl Machines {
         if let Some(job) = &self.job {
             return Ok(format!("the launchers of user {user} at port {port} in job {job}"));
         }
-        let bare = self.main_host.trim_start_matches('[').trim_end_matches(']');
-        if bare == "localhost"
-            || bare
-                .parse::<std::net::IpAddr>()
-                .is_ok_and(|address| address.is_loopback())
-        {
+        if self.is_on_loopback() {
             return Ok(format!("the launchers of user {user} at port {port} of this host"));
         }
         let error = CommandError::usage("launchers of several machines need a secret that they have in common");

@@ -325,8 +325,19 @@ impl Coordinator {
     }
 
     fn on_loss(&mut self, member: &Member, acts: &mut Vec<Act>) {
+        if matches!(self.state, State::Over { .. }) {
+            return;
+        }
         let silence = self.rules.keep_alive.as_secs_f64();
         let name = member.name();
+        // It may only have been slow; then it must know that the others do without it.
+        acts.push(Act::Leave {
+            id: member.hello.id.clone(),
+            farewell: Farewell {
+                text: format!("error: this launcher, {name}, was taken for gone: it was silent for {silence:.1} s\n"),
+                code: 1,
+            },
+        });
         let text = format!("{name} is gone: its launcher has not been heard of for {silence:.1} s");
         match &self.state {
             State::Running if member.is_in_round && !member.has_ended => self.stop(Reason::Lost { text }, acts),
@@ -336,7 +347,6 @@ impl Coordinator {
                 let text = format!("{text}\n  taken for a consequence: {consequence}");
                 self.state = State::Stopping(Reason::Lost { text });
             }
-            State::Over { .. } => {}
             _ => acts.push(Act::Tell(format!("notice: {text}\n"))),
         }
     }

@@ -28,6 +28,8 @@ pub(super) struct Meeting {
     /// Of another run's launchers none may take part by mistake.
     pub(super) terms: Vec<(String, String)>,
     pub(super) interval: Duration,
+    /// After how long a silent launcher counts as gone.
+    pub(super) keep_alive: Duration,
     hosted: Option<Hosted>,
 }
 
@@ -46,6 +48,7 @@ impl Meeting {
         let text = machines.secret.clone().unwrap_or_default();
         let secret = Secret::from_text(&text).map_err(CommandError::usage)?;
         let interval = job.arguments.machines.monitor_interval.unwrap_or(INTERVAL);
+        let keep_alive = machines.conf.keep_alive.max(3 * interval);
         let terms = terms(job, machines);
         let address = machines.main_address();
         let listener = match machines.rank {
@@ -83,7 +86,7 @@ impl Meeting {
                         max_restarts: job.arguments.max_restarts(),
                         timeout: machines.conf.timeout,
                         last_call: machines.conf.last_call,
-                        keep_alive: machines.conf.keep_alive.max(3 * interval),
+                        keep_alive,
                         terms: terms.clone(),
                     },
                 };
@@ -110,6 +113,7 @@ impl Meeting {
             secret,
             terms,
             interval,
+            keep_alive,
             hosted,
         })
     }
@@ -155,11 +159,9 @@ fn terms(job: &Job<'_>, machines: &Machines) -> Vec<(String, String)> {
 /// Where machine 0 listens: on loopback if that is its address, else wherever it may be reached.
 fn listens_at(machines: &Machines) -> Result<SocketAddr, CommandError> {
     let addresses = resolve(machines)?;
-    let bare = machines.main_host.trim_start_matches('[').trim_end_matches(']');
-    let is_loopback = bare == "localhost" || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
     let first = addresses.first().map(SocketAddr::ip);
     let ip = match first {
-        Some(ip) if is_loopback => ip,
+        Some(ip) if machines.is_on_loopback() => ip,
         // A host's own name need not lead to the address by which others reach it.
         Some(IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
         _ => Ipv4Addr::UNSPECIFIED.into(),
@@ -177,8 +179,7 @@ fn hosts_by_address(machines: &Machines) -> Result<Option<SocketAddr>, CommandEr
 }
 
 fn resolve(machines: &Machines) -> Result<Vec<SocketAddr>, CommandError> {
-    let bare = machines.main_host.trim_start_matches('[').trim_end_matches(']');
-    let resolved = (bare, machines.main_port).to_socket_addrs();
+    let resolved = (machines.bare_main_host(), machines.main_port).to_socket_addrs();
     resolved.map(Vec::from_iter).map_err(|reason: io::Error| {
         CommandError::usage(format!("--main_process_ip {}: {reason}", machines.main_host))
             .hint("give a name or address under which all machines reach machine 0")

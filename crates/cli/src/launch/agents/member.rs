@@ -47,11 +47,9 @@ impl<'a> Member<'a> {
     pub(super) fn join(job: &'a Job<'a>, machines: &'a Machines, meeting: &Meeting) -> Result<Self, CommandError> {
         let system = |reason| CommandError::failure(format!("cannot join the other launchers: {reason}"));
         let signals = StopSignals::catch().map_err(system)?;
-        // Names this process only; nothing has to be guessed by nobody.
         let id = sconce_collectives::store::Secret::random().to_text()[..16].to_owned();
-        let keep_alive = machines.conf.keep_alive.max(3 * meeting.interval);
         let clients = [meeting.client()?, meeting.client()?];
-        let link = Link::start(id.clone(), clients, meeting.interval, keep_alive).map_err(system)?;
+        let link = Link::start(id.clone(), clients, meeting.interval, meeting.keep_alive).map_err(system)?;
         link.send(Report::Hello(Hello {
             id: id.clone(),
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
@@ -167,12 +165,8 @@ impl<'a> Member<'a> {
                 (is_success, details)
             }
             Err(error) => {
-                let host = rustix::system::uname();
                 let failure = Failure {
-                    who: format!(
-                        "the launcher of machine {machine} (host {})",
-                        host.nodename().to_string_lossy()
-                    ),
+                    who: "the launcher".to_owned(),
                     what: "could not start or watch its ranks".to_owned(),
                     code: 1,
                 };
@@ -181,7 +175,10 @@ impl<'a> Member<'a> {
                     round: start.round,
                     failure,
                 });
-                (false, error.to_string())
+                (
+                    false,
+                    format!("  {}", error.to_string().replace('\n', "\n  ").trim_end_matches(' ')),
+                )
             }
         };
         self.link.send(Report::Ended {

@@ -48,19 +48,25 @@ fn ended(id: &str, round: usize, is_success: bool) -> Report {
     }
 }
 
+/// What concerns the whole run.
+fn decisions(acts: &[Act]) -> Vec<&Act> {
+    let of_run = |act: &&Act| !matches!(act, Act::Leave { .. } | Act::Tell(_));
+    acts.iter().filter(of_run).collect()
+}
+
 /// The members of the round that is started, and what is announced before.
 fn started(acts: &[Act]) -> (Vec<&str>, &str) {
-    match acts {
+    match decisions(acts)[..] {
         [Act::Start { members, .. }] => (members.iter().map(String::as_str).collect(), ""),
         [Act::Announce(text), Act::Start { members, .. }] => (members.iter().map(String::as_str).collect(), text),
-        other => panic!("no round is started: {other:?}"),
+        _ => panic!("no round is started: {acts:?}"),
     }
 }
 
 fn end(acts: &[Act]) -> (&str, u8) {
-    match acts {
-        [Act::End(farewell)] | [Act::Tell(_), Act::End(farewell)] => (&farewell.text, farewell.code),
-        other => panic!("the run is not ended: {other:?}"),
+    match decisions(acts)[..] {
+        [Act::End(farewell)] => (&farewell.text, farewell.code),
+        _ => panic!("the run is not ended: {acts:?}"),
     }
 }
 
@@ -139,7 +145,9 @@ fn restarts_are_counted_for_failures_and_not_for_changes_of_machines() {
     assert!(started(&acts).1.contains("(restart 1 of 1)"), "{acts:?}");
     // It is lost, which takes none.
     now += 6 * SECOND;
-    assert_eq!(coordinator.on_time(now), [Act::Stop { round: 2 }]);
+    let acts = coordinator.on_time(now);
+    assert_eq!(decisions(&acts), [&Act::Stop { round: 2 }]);
+    assert!(matches!(&acts[0], Act::Leave { id, .. } if id == "b"), "{acts:?}");
     let acts = coordinator.on_report(ended("a", 2, false), now);
     assert!(
         matches!(&acts[..], [Act::Announce(text)] if text.contains("is gone")),
