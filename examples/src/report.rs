@@ -46,6 +46,7 @@ pub fn run(
         .any(|cause| cause.downcast_ref().is_some_and(is_found_by_all));
     if shared != Some(false) && (is_main() || !is_everywhere) {
         eprintln!("error: {error:#}");
+        sconce_core::failure_file::leave_for_launcher(&format!("{error:#}"));
     }
     if let (Some(accelerator), Some(_)) = (accelerator, shared) {
         // A failure here has nothing to add.

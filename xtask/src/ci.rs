@@ -9,7 +9,9 @@ use anyhow::{Context as _, Result, bail};
 use xshell::{Shell, cmd};
 
 use crate::cuda;
+use crate::launch_faults;
 use crate::mpi_hosts;
+use crate::namespaces;
 use crate::test_totals::{TestTotals, run_tests};
 use crate::tidy;
 
@@ -37,6 +39,13 @@ pub(crate) fn run(shell: &Shell, root: &Path) -> Result<()> {
         Ok(doc.quiet().run()?)
     })?;
     let mut totals = step("tests", || test(TEST_COMMAND, root, TestTotals::default()))?;
+    match namespaces::can_be_made(shell) {
+        Ok(()) => totals += step("faults of a run over three hosts", || launch_faults::run(shell, root))?,
+        Err(reason) => {
+            println!("ci: {reason}: faults of a run over three hosts are skipped");
+            totals.skipped += 1;
+        }
+    }
     if has_mpi(shell) {
         step("clippy over MPI", || {
             let clippy = "clippy --workspace --all-targets --features mpi -- --deny warnings";
@@ -44,7 +53,7 @@ pub(crate) fn run(shell: &Shell, root: &Path) -> Result<()> {
             Ok(cmd!(shell, "cargo {clippy...}").quiet().run()?)
         })?;
         totals = step("tests over MPI", || test(MPI_TEST_COMMAND, root, totals))?;
-        match mpi_hosts::can_run(shell) {
+        match namespaces::can_be_made(shell) {
             Ok(()) => totals += step("MPI on two hosts", || mpi_hosts::run(shell, root))?,
             Err(reason) => {
                 println!("ci: {reason}: MPI on two hosts is skipped");

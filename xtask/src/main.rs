@@ -8,7 +8,9 @@
 mod bench;
 mod ci;
 mod cuda;
+mod launch_faults;
 mod mpi_hosts;
+mod namespaces;
 mod test_totals;
 mod tidy;
 
@@ -44,6 +46,8 @@ enum Task {
     GpuCheck,
     /// Run jobs over MPI on two hosts, which are network namespaces; needs root, iproute2 and Open MPI.
     MpiHosts,
+    /// Kill ranks and launchers of a run over three hosts, which are network namespaces; needs root and iproute2.
+    LaunchFaults,
     /// Measure in release mode; prints one JSON object per line.
     Bench {
         /// What to measure
@@ -80,6 +84,7 @@ fn run(task: Task) -> Result<()> {
         Task::CudaCheck { and_tests } => cuda::check::run(&shell, &root, and_tests),
         Task::GpuCheck => cuda::gpu::run(&shell, &root),
         Task::MpiHosts => mpi_hosts::run(&shell, &root).map(|totals| println!("{totals}")),
+        Task::LaunchFaults => launch_faults::run(&shell, &root).map(|totals| println!("{totals}")),
         Task::Bench { suite, arguments } => bench::run(&shell, suite, &arguments),
     }
 }

@@ -8,13 +8,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use xshell::{Cmd, Shell, cmd};
 
+use crate::namespaces::Namespaces;
 use crate::test_totals::TestTotals;
-
-/// The hosts' addresses, from a range that is for such things (RFC 2544).
-const ADDRESSES: [&str; 2] = ["198.18.0.1", "198.18.0.2"];
 
 /// The launcher's flags for ways to shard.
 const STRATEGIES: [&[&str]; 3] = [
@@ -31,33 +29,6 @@ const REPLICAS: [&str; 5] = [
     "--fsdp_auto_wrap_policy",
     "TRANSFORMER_BASED_WRAP",
 ];
-
-/// Says whether this machine lets this process make hosts.
-///
-/// # Errors
-/// Why not, in words.
-pub(crate) fn can_run(shell: &Shell) -> Result<(), String> {
-    let answers = |command: Cmd<'_>| command.quiet().ignore_stdout().ignore_stderr().run().is_ok();
-    if !is_root(shell) {
-        return Err("network namespaces need root".into());
-    }
-    if !answers(cmd!(shell, "ip -V")) {
-        return Err("there is no ip in PATH (Debian: iproute2)".into());
-    }
-    let name = format!("sconce-{}-probe", std::process::id());
-    let is_made = answers(cmd!(shell, "ip netns add {name}"));
-    let is_entered = is_made && answers(cmd!(shell, "ip netns exec {name} unshare --uts true"));
-    let is_removed = !is_made || answers(cmd!(shell, "ip netns del {name}"));
-    if is_entered && is_removed {
-        Ok(())
-    } else {
-        Err("this system allows no network namespaces".into())
-    }
-}
-
-fn is_root(shell: &Shell) -> bool {
-    cmd!(shell, "id -u").quiet().read().is_ok_and(|id| id == "0")
-}
 
 /// Runs the conformance suite over two hosts, then trains over them, which must come to the bits of one host. Each job
 /// counts as a test.
@@ -159,7 +130,7 @@ impl Training<'_> {
 
     /// Trains with `flags` for the launcher, whose command `place` puts where it is to run.
     fn run<'s>(&'s self, per_host: usize, flags: &[&str], place: impl FnOnce(Cmd<'s>) -> Cmd<'s>) -> Result<Trained> {
-        let shell = self.hosts.shell;
+        let shell = self.hosts.namespaces.shell;
         let launcher = self.root.join("target/debug/sconce");
         let program = self.root.join("target/debug/examples/finetune_llama");
         let output = self.hosts.folder.join("model");
@@ -193,43 +164,21 @@ fn conformance_suite(shell: &Shell) -> Result<PathBuf> {
         .into())
 }
 
-/// Two network namespaces, joined, and what tells `mpirun` of them. They go when this is dropped.
+/// Two hosts, and what tells `mpirun` of them. They go when this is dropped.
 struct Hosts<'s> {
-    shell: &'s Shell,
-    names: [String; 2],
+    namespaces: Namespaces<'s>,
     folder: PathBuf,
 }
 
 impl<'s> Hosts<'s> {
     fn make(shell: &'s Shell) -> Result<Self> {
-        if !is_root(shell) {
-            bail!("mpi-hosts makes network namespaces, for which it must be root");
-        }
-        let process = std::process::id();
         let hosts = Self {
-            shell,
-            names: [1, 2].map(|number| format!("sconce-{process}-{number}")),
-            folder: std::env::temp_dir().join(format!("sconce-mpi-hosts-{process}")),
+            namespaces: Namespaces::make(shell, 2)?,
+            folder: std::env::temp_dir().join(format!("sconce-mpi-hosts-{}", std::process::id())),
         };
         fs::create_dir_all(&hosts.folder)?;
-        let [first, second] = &hosts.names;
-        for name in &hosts.names {
-            cmd!(shell, "ip netns add {name}").quiet().run()?;
-            cmd!(shell, "ip -n {name} link set lo up").quiet().run()?;
-        }
-        cmd!(
-            shell,
-            "ip -n {first} link add cable type veth peer name cable netns {second}"
-        )
-        .quiet()
-        .run()?;
-        for (name, address) in hosts.names.iter().zip(ADDRESSES) {
-            cmd!(shell, "ip -n {name} addr add {address}/24 dev cable")
-                .quiet()
-                .run()?;
-            cmd!(shell, "ip -n {name} link set cable up").quiet().run()?;
-        }
-        let [first_address, second_address] = ADDRESSES;
+        let Namespaces { names, addresses, .. } = &hosts.namespaces;
+        let (first_address, first, second_address, second) = (&addresses[0], &names[0], &addresses[1], &names[1]);
         // Called as `ssh` would be: with a host and a command.
         let agent = format!(
             "#!/bin/sh\n\
@@ -248,8 +197,11 @@ impl<'s> Hosts<'s> {
 
     fn hostfile(&self, per_host: usize) -> Result<PathBuf> {
         let file = self.folder.join(format!("hosts-{per_host}"));
-        let lines = ADDRESSES.map(|address| format!("{address} slots={per_host}\n"));
-        fs::write(&file, lines.concat())?;
+        let addresses = self.namespaces.addresses.iter();
+        let lines: String = addresses
+            .map(|address| format!("{address} slots={per_host}\n"))
+            .collect();
+        fs::write(&file, lines)?;
         Ok(file)
     }
 
@@ -257,7 +209,7 @@ impl<'s> Hosts<'s> {
     fn mpirun(&self, per_host: usize, words: &[&str]) -> Result<Cmd<'s>> {
         let (ranks, hostfile) = ((2 * per_host).to_string(), self.hostfile(per_host)?);
         let job = cmd!(
-            self.shell,
+            self.namespaces.shell,
             "mpirun -n {ranks} --bind-to none --hostfile {hostfile} {words...}"
         );
         Ok(self.on_first(job))
@@ -265,10 +217,10 @@ impl<'s> Hosts<'s> {
 
     /// The same command on the first host, with `ip netns exec` for Open MPI's `ssh`.
     fn on_first(&self, command: Cmd<'_>) -> Cmd<'s> {
-        let (agent, first, command) = (self.agent(), &self.names[0], command.to_string());
-        let line = format!("hostname {first}; exec {command}");
-        cmd!(self.shell, "ip netns exec {first} unshare --uts sh -c {line}")
-            .env("OMPI_MCA_plm_rsh_agent", agent)
+        let words = self.namespaces.on(0, &format!("exec {command}"));
+        let (program, words) = (&words[0], &words[1..]);
+        cmd!(self.namespaces.shell, "{program} {words...}")
+            .env("OMPI_MCA_plm_rsh_agent", self.agent())
             .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
             .quiet()
@@ -277,10 +229,6 @@ impl<'s> Hosts<'s> {
 
 impl Drop for Hosts<'_> {
     fn drop(&mut self) {
-        for name in &self.names {
-            // It may not have come to be.
-            let _ = cmd!(self.shell, "ip netns del {name}").quiet().ignore_stderr().run();
-        }
         let _ = fs::remove_dir_all(&self.folder);
     }
 }

@@ -117,6 +117,8 @@ pub const SCONCE_DEVICE: &str = "SCONCE_DEVICE";
 pub const SCONCE_FLIGHT_RECORDER: &str = "SCONCE_FLIGHT_RECORDER";
 /// How long a collective waits for its peers, in seconds; 1800 by default.
 pub const SCONCE_TIMEOUT: &str = "SCONCE_TIMEOUT";
+/// File in which a rank that fails leaves its error for the launcher. Set by torchrun and `sconce launch`.
+pub const TORCHELASTIC_ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 
 /// All of them, in the order of this page.
 pub const ALL: &[&str] = &[
@@ -168,6 +170,7 @@ pub const ALL: &[&str] = &[
     SCONCE_DEVICE,
     SCONCE_FLIGHT_RECORDER,
     SCONCE_TIMEOUT,
+    TORCHELASTIC_ERROR_FILE,
 ];
 
 #[cfg(test)]

@@ -41,6 +41,7 @@ pub mod environment;
 mod error;
 mod executable_batch_size;
 pub mod export;
+pub mod failure_file;
 pub mod fp8;
 mod gradient_compression;
 mod host_name;
@@ -61,6 +62,7 @@ mod shape_check;
 mod spent_losses;
 mod split;
 mod tensors;
+mod text_file;
 mod together;
 pub mod trackers;
 

@@ -15,10 +15,12 @@ use super::deepspeed::DeepSpeedArguments;
 use super::fp8::Fp8Arguments;
 use super::fully_sharded::FullyShardedArguments;
 use super::gpu_ids::GpuIds;
+use super::log_files::LogArguments;
+use super::machines::MachineArguments;
 use super::mesh::MeshArguments;
+use super::program_kind::ProgramKind;
 use super::settings::Flag;
 use crate::command_error::CommandError;
-use crate::terminal::{shown, tell};
 use sconce_collectives::Backend;
 use sconce_core::environment as variable;
 
@@ -33,16 +35,23 @@ Examples:
   Eight ranks on the hosts of a file, over MPI:
     sconce launch -n 8 --mpirun_hostfile hosts ./target/release/train
 
+  On two machines, four ranks on each; the same on both but for --machine_rank, with SCONCE_STORE_SECRET exported:
+    sconce launch -n 8 --num_machines 2 --machine_rank 0 --main_process_ip node1 ./train
+
+  The same in a job of Slurm, with a launcher on each node:
+    srun --ntasks-per-node=1 sconce launch -n 8 ./train
+
   One rank, with input and output left as they are:
     sconce launch ./train
 
 Exit code: 0 when every rank ended with 0; otherwise that of the first rank that failed (128 + N if signal N ended
 it), or 128 + N when signal N stopped the launcher. 2 for a wrong command line, 1 when nothing could be started.";
 
-/// Start a program once per rank on this host and supervise the ranks; or have mpirun do so, on any hosts
+/// Start a program once per rank, on this machine or several, and supervise the ranks
 ///
 /// Each rank finds its place in the environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...).
-/// When one fails, the others are stopped, and the failure is reported at the very end.
+/// When one fails, the others are stopped, all are started again where --max_restarts allows it, and the failure is
+/// reported. A Python script is given to python3.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -74,12 +83,12 @@ pub(crate) struct Arguments {
     #[arg(skip)]
     pub(super) from_files: FromFiles,
 
-    /// How many ranks to start
+    /// How many ranks to start, on all machines together [default: 1 on each]
     #[arg(
         long = "num_processes", alias = "num-processes", short = 'n', value_name = "N",
-        default_value_t = 1, value_parser = at_least_one, help_heading = "Resources"
+        value_parser = at_least_one, help_heading = "Resources"
     )]
-    pub(super) num_processes: usize,
+    pub(super) num_processes: Option<usize>,
 
     /// Make the ranks compute on the CPU even where there is an accelerator
     #[arg(long, aliases = ["use_cpu", "use-cpu"], help_heading = "Resources")]
@@ -185,6 +194,15 @@ pub(crate) struct Arguments {
     pub(super) gradient_accumulation_steps: Option<usize>,
 
     #[command(flatten)]
+    pub(super) machines: MachineArguments,
+
+    #[command(flatten)]
+    pub(super) logs: LogArguments,
+
+    #[command(flatten)]
+    pub(super) kind: ProgramKind,
+
+    #[command(flatten)]
     pub(super) deepspeed: DeepSpeedArguments,
 
     #[command(flatten)]
@@ -200,8 +218,10 @@ pub(crate) struct Arguments {
     #[arg(long, help_heading = "Training")]
     pub(super) debug: bool,
 
-    /// Address of this host that MASTER_ADDR names [default: 127.0.0.1]
+    /// Address that MASTER_ADDR names: one of this host's [default: 127.0.0.1]; with several machines, where machine
+    /// 0 is reached by all
     #[arg(
+        verbatim_doc_comment,
         long = "main_process_ip",
         alias = "main-process-ip",
         value_name = "ADDRESS",
@@ -209,8 +229,10 @@ pub(crate) struct Arguments {
     )]
     pub(super) main_process_ip: Option<String>,
 
-    /// Port that MASTER_PORT names; it must be free. 0 chooses a free one [default: 0]
+    /// Port that MASTER_PORT names; it must be free. 0 chooses a free one [default: 0]. With several machines, the port
+    /// of machine 0 at which the launchers meet [default: 29500]; the ranks then get the ones after it, where they are free
     #[arg(
+        verbatim_doc_comment,
         long = "main_process_port",
         alias = "main-process-port",
         value_name = "PORT",
@@ -221,6 +243,10 @@ pub(crate) struct Arguments {
     /// Write nothing but the ranks' output and errors of the command line; the exit code tells the rest
     #[arg(long, short = 'q', help_heading = "Supervision")]
     pub(super) quiet: bool,
+
+    /// Print what would be started, the changed environment and the command of every rank, and start nothing
+    #[arg(long = "dry_run", alias = "dry-run", help_heading = "Supervision")]
+    pub(super) dry_run: bool,
 
     /// Do not write `[rank N] ` before the lines of the ranks
     #[arg(long = "no_prefix", alias = "no-prefix", help_heading = "Supervision")]
@@ -310,6 +336,16 @@ impl fmt::Display for CargoTargetKind {
 }
 
 impl Arguments {
+    /// The name of the ranks' role.
+    pub(super) fn role(&self) -> &str {
+        self.machines.role.as_deref().unwrap_or("default")
+    }
+
+    /// How often the ranks may be started again.
+    pub(super) fn max_restarts(&self) -> usize {
+        self.machines.max_restarts.unwrap_or(0)
+    }
+
     /// Returns the variables that tell the ranks what the run is, beside those that they inherit.
     pub(super) fn settings_variables(&self, inherited: impl Fn(&str) -> Option<String>) -> Vec<(&'static str, String)> {
         let training = self.training_flags();
@@ -324,13 +360,6 @@ impl Arguments {
             .chain(groups)
             .chain(self.fp8.variables())
             .collect()
-    }
-
-    /// Writes to stderr what the user should know, unless that is not wanted.
-    pub(super) fn tell(&self, text: &str) {
-        if !self.quiet {
-            tell(&shown(text));
-        }
     }
 
     /// Returns those of these flags that a DeepSpeed configuration may decide too.
@@ -364,6 +393,9 @@ impl Arguments {
             (None, None) => None,
         };
         if let Some((kind, name)) = named {
+            if let Some(flag) = self.kind.of_scripts() {
+                return Err(CommandError::usage(format!("{flag} does not go with --{kind}")));
+            }
             let target = CargoTarget {
                 kind,
                 name: name.clone(),
@@ -461,7 +493,7 @@ mod tests {
     #[test]
     fn what_follows_the_program_is_its_own() {
         let words = ["-n", "2", "train", "--num_processes", "7", "-x", "a b"];
-        assert_eq!(parse(&words).unwrap().num_processes, 2);
+        assert_eq!(parse(&words).unwrap().num_processes, Some(2));
         let arguments = ["--num_processes", "7", "-x", "a b"].map(OsString::from).to_vec();
         assert_eq!(program_and_arguments(&words), (program("train"), arguments));
     }

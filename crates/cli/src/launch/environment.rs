@@ -8,7 +8,7 @@ use std::process::Command;
 
 use super::arguments::Arguments;
 use super::gpu_ids::{CUDA_VISIBLE_DEVICES, GpuIds};
-use super::main_process::MainProcess;
+use super::place::Place;
 use sconce_collectives::Backend;
 use sconce_collectives::environment::{self as variable, SCONCE_BACKEND};
 use sconce_core::environment::{ACCELERATE_CPU_AFFINITY, ACCELERATE_MIXED_PRECISION};
@@ -74,51 +74,38 @@ pub(super) struct Environment {
 }
 
 impl Environment {
-    /// Derives the ranks' environment from the flags and from the launcher's own (`inherited`).
+    /// Derives the ranks' environment from the flags, their place, and the launcher's own environment (`inherited`).
     ///
-    /// `cores` is the number of cores of one rank. `store` are the variables of the rendezvous store.
+    /// `cores` is the number of cores of one rank.
     pub(super) fn new(
         arguments: &Arguments,
-        main_process: &MainProcess,
-        store: Vec<(&'static str, String)>,
+        place: &Place,
         inherited: impl IntoIterator<Item = (OsString, OsString)>,
         cores: usize,
     ) -> Self {
-        let world_size = arguments.num_processes;
         let inherited = Vec::from_iter(inherited);
-        let mut set = vec![
-            ("WORLD_SIZE", world_size.to_string()),
-            ("LOCAL_WORLD_SIZE", world_size.to_string()),
-            ("GROUP_RANK", "0".to_owned()),
-            ("GROUP_WORLD_SIZE", "1".to_owned()),
-            ("ROLE_NAME", "default".to_owned()),
-            ("ROLE_WORLD_SIZE", world_size.to_string()),
-            ("NODE_RANK", "0".to_owned()),
-            ("MASTER_ADDR", main_process.address.clone()),
-            ("MASTER_PORT", main_process.port.to_string()),
-        ];
-        set.extend(store);
-
+        let mut set = place.variables(arguments.role(), arguments.max_restarts());
+        let of_nccl = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+        if !inherited.iter().any(|(name, _)| name == of_nccl) {
+            set.push((of_nccl, "1".to_owned()));
+        }
         set.extend(common(arguments, &inherited, cores));
 
         let remove = inherited
             .into_iter()
             .map(|(name, _)| name)
-            .filter(|name| is_foreign_topology(name))
+            .filter(|name| is_foreign_topology(name) || is_of_other_store(name, place))
             .collect();
         Self { set, remove }
     }
 
-    /// Gives `command` the environment of rank `rank`.
-    pub(super) fn apply(&self, rank: usize, command: &mut Command) {
+    /// Gives `command` the environment of the rank that `place` has at `local_rank`.
+    pub(super) fn apply(&self, place: &Place, local_rank: usize, command: &mut Command) {
         for name in &self.remove {
             command.env_remove(name);
         }
         command.envs(self.set.iter().map(|(name, value)| (name, value)));
-        // With one host, a rank's numbers in the world, on its host and in its role are the same.
-        for name in ["RANK", "LOCAL_RANK", "ROLE_RANK"] {
-            command.env(name, rank.to_string());
-        }
+        command.envs(place.variables_of(local_rank));
     }
 }
 
@@ -176,6 +163,13 @@ pub(super) fn of_ranks(arguments: &Arguments) -> impl Fn(&str) -> Option<String>
     }
 }
 
+/// Returns what the flags tell the ranks and must be the same on all machines.
+pub(super) fn of_settings(arguments: &Arguments) -> impl Iterator<Item = (&'static str, String)> {
+    let of_host = |name: &str| THREAD_COUNTS.contains(&name) || name == CUDA_VISIBLE_DEVICES;
+    let set = common(arguments, &Vec::from_iter(std::env::vars_os()), 1);
+    set.into_iter().filter(move |(name, _)| !of_host(name))
+}
+
 /// What the ranks are told whoever starts them: numbers of threads, and the flags.
 fn common(arguments: &Arguments, inherited: &[(OsString, OsString)], cores: usize) -> Vec<(&'static str, String)> {
     let given = |name: &str| inherited.iter().any(|(of, value)| of == name && !value.is_empty());
@@ -222,6 +216,11 @@ fn common(arguments: &Arguments, inherited: &[(OsString, OsString)], cores: usiz
         }
     }
     set
+}
+
+/// Whether a variable leads to the store of a launcher further up, where this one hosts none.
+fn is_of_other_store(name: &OsStr, place: &Place) -> bool {
+    place.store.is_none() && name == variable::SCONCE_STORE_ADDR
 }
 
 fn is_foreign_topology(name: &OsStr) -> bool {

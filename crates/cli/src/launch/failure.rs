@@ -10,6 +10,7 @@ use signal_hook::low_level::signal_name;
 use super::output::LastLines;
 use super::rank_process::End;
 use super::rank_tags::Writer;
+use super::round::RoundEnd;
 use super::supervise::{Cause, Outcome, RankEnd};
 
 /// Where `mpirun` (Open MPI's) names the rank that failed: what stands before its number, and after.
@@ -22,35 +23,40 @@ const BLAME: [(&str, &str); 3] = [
 /// What ranks say whose failure another one tells ([`sconce_core::Error::ReportedByMain`]).
 const ELSEWHERE: &str = "rank 0 has the message";
 
-/// The report on a run that was stopped by `cause`.
-///
-/// `pids` has the process id of each rank; `last_lines`, where known, the end of each rank's stderr.
-pub(super) fn report(
-    cause: Cause,
-    outcome: &Outcome,
-    pids: &[u32],
-    last_lines: &BTreeMap<Writer, LastLines>,
-) -> String {
+/// The report on a round that was stopped by `cause`.
+pub(super) fn report(cause: Cause, round: &RoundEnd) -> String {
+    let outcome = &round.outcome;
+    let number = |local_rank| round.first_rank + local_rank;
     let mut report = match cause {
-        Cause::Rank(rank) => {
-            let end = outcome.ends[rank];
+        Cause::Rank(local_rank) => {
+            let end = outcome.ends[local_rank];
             let mut report = format!(
-                "error: rank {rank} (pid {}) {} {}\n",
-                pids[rank],
+                "error: rank {} (pid {}) {} {}\n",
+                number(local_rank),
+                round.pids[local_rank],
                 end.end,
                 after(end.after)
             );
+            let own_lines = round.last_lines.get(&Some(number(local_rank)));
+            let has_said = |error: &str| {
+                let first = error.lines().next().unwrap_or_default();
+                own_lines.is_some_and(|lines| lines.iter().any(|line| line.contains(first)))
+            };
+            if let Some(error) = round.errors.get(&local_rank).filter(|error| !has_said(error)) {
+                let _ = writeln!(report, "  its error: {}", error.replace('\n', "\n    "));
+            }
             // Of ranks that failed together the first to end need not be the one that says why.
             let failed = (0..outcome.ends.len()).filter(|other| !outcome.ends[*other].end.is_success());
-            report += &end_of_stderr(rank, failed, last_lines);
+            report += &end_of_stderr(number(local_rank), failed.map(number), &round.last_lines);
             report
         }
         Cause::Signal(signal) => format!("error: stopped by {}\n", name(signal.as_raw())),
+        Cause::Elsewhere => String::new(),
     };
-    if let Some(line) = consequences(outcome) {
+    if let Some(line) = consequences(outcome, round.first_rank) {
         let _ = writeln!(report, "  {line}");
     }
-    if let Some(line) = killed(outcome) {
+    if let Some(line) = killed(outcome, round.first_rank) {
         let _ = writeln!(report, "  {line}");
     }
     if let Cause::Rank(rank) = cause
@@ -62,12 +68,10 @@ pub(super) fn report(
 }
 
 /// The report on a job of `mpirun`'s, the only process that was watched.
-pub(super) fn report_job(
-    cause: Cause,
-    outcome: &Outcome,
-    _: &[u32],
-    last_lines: &BTreeMap<Writer, LastLines>,
-) -> String {
+pub(super) fn report_job(cause: Cause, round: &RoundEnd) -> String {
+    let RoundEnd {
+        outcome, last_lines, ..
+    } = round;
     let mpirun = outcome.ends[0];
     if let Cause::Signal(signal) = cause {
         let killed = if mpirun.was_killed {
@@ -125,12 +129,12 @@ fn end_of_stderr(rank: usize, others: impl Iterator<Item = usize>, last_lines: &
 }
 
 /// One line on the ranks that ended after the cause and because of it, those with the same end together.
-fn consequences(outcome: &Outcome) -> Option<String> {
+fn consequences(outcome: &Outcome, first_rank: usize) -> Option<String> {
     let mut by_end: Vec<(End, Vec<usize>)> = Vec::new();
     for (rank, RankEnd { end, .. }) in outcome.ends.iter().enumerate().filter(|(_, end)| end.is_consequence) {
         match by_end.iter_mut().find(|(of, _)| of == end) {
-            Some((_, ranks)) => ranks.push(rank),
-            None => by_end.push((*end, vec![rank])),
+            Some((_, ranks)) => ranks.push(first_rank + rank),
+            None => by_end.push((*end, vec![first_rank + rank])),
         }
     }
     let told = by_end.iter().map(|(end, ranks)| match end {
@@ -146,9 +150,9 @@ fn consequences(outcome: &Outcome) -> Option<String> {
 }
 
 /// One line on the ranks that did not end by themselves in the grace.
-fn killed(outcome: &Outcome) -> Option<String> {
+fn killed(outcome: &Outcome, first_rank: usize) -> Option<String> {
     let ranks = outcome.ends.iter().enumerate().filter(|(_, end)| end.was_killed);
-    let ranks = Vec::from_iter(ranks.map(|(rank, _)| rank));
+    let ranks = Vec::from_iter(ranks.map(|(rank, _)| first_rank + rank));
     if ranks.is_empty() {
         None
     } else {
@@ -178,11 +182,11 @@ fn hint(end: End) -> Option<&'static str> {
     }
 }
 
-fn name(signal: i32) -> String {
+pub(super) fn name(signal: i32) -> String {
     signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_owned)
 }
 
-fn after(duration: Duration) -> String {
+pub(super) fn after(duration: Duration) -> String {
     match duration.as_secs() {
         0..60 => format!("after {:.1} s", duration.as_secs_f64()),
         seconds => format!(
@@ -207,6 +211,37 @@ mod tests {
         }
     }
 
+    fn round(outcome: Outcome, first_rank: usize) -> RoundEnd {
+        RoundEnd {
+            pids: (10..).take(outcome.ends.len()).collect(),
+            outcome,
+            first_rank,
+            last_lines: BTreeMap::new(),
+            errors: BTreeMap::new(),
+            lost_output: None,
+        }
+    }
+
+    #[test]
+    fn ranks_of_another_machine_than_the_first_are_told_by_their_numbers_in_the_world() {
+        let cause = Cause::Rank(1);
+        let outcome = Outcome {
+            cause: Some(cause),
+            signal: None,
+            ends: vec![
+                rank_end(End::Code(1), true, false),
+                rank_end(End::Code(3), false, false),
+            ],
+        };
+        let mut round = round(outcome, 4);
+        round.errors.insert(1, "ValueError: no data\nat all".to_owned());
+        assert_eq!(
+            report(cause, &round),
+            "error: rank 5 (pid 11) exited with code 3 after 1.2 s\n  its error: ValueError: no data\n    at all\n  \
+             ended as a consequence: rank 4 (code 1)\n"
+        );
+    }
+
     #[test]
     fn a_failed_rank_is_told_first_and_its_consequences_in_one_line() {
         let cause = Cause::Rank(1);
@@ -219,10 +254,11 @@ mod tests {
         ];
         let outcome = Outcome {
             cause: Some(cause),
+            signal: None,
             ends,
         };
         assert_eq!(
-            report(cause, &outcome, &[10, 11, 12, 13, 14], &BTreeMap::new()),
+            report(cause, &round(outcome.clone(), 0)),
             "error: rank 1 (pid 11) exited with code 3 after 1.2 s\n  \
              ended as a consequence: ranks 0, 4 (SIGTERM), rank 3 (code 1)\n"
         );
@@ -238,10 +274,11 @@ mod tests {
         ];
         let outcome = Outcome {
             cause: Some(cause),
+            signal: None,
             ends,
         };
         assert_eq!(
-            report(cause, &outcome, &[10, 11], &BTreeMap::new()),
+            report(cause, &round(outcome.clone(), 0)),
             "error: stopped by SIGINT\n  ended as a consequence: rank 0 (SIGKILL), rank 1 (code 0)\n  \
              did not end when asked, and killed: rank 0\n"
         );
@@ -257,14 +294,16 @@ mod tests {
         let cause = Cause::Rank(0);
         let outcome = Outcome {
             cause: Some(cause),
+            signal: None,
             ends: vec![rank_end(End::Code(code), false, false)],
         };
-        let last_lines = BTreeMap::from([
+        let mut round = round(outcome, 0);
+        round.last_lines = BTreeMap::from([
             (None, keep(own_lines)),
             (Some(0), keep(&["rank 12 left"])),
             (Some(12), keep(&["no such file"])),
         ]);
-        report_job(cause, &outcome, &[10], &last_lines)
+        report_job(cause, &round)
     }
 
     #[test]

@@ -14,6 +14,7 @@ use super::cpu_affinity;
 use super::environment::JobEnvironment;
 use super::host_topology::HostTopology;
 use super::program;
+use super::surroundings::Machines;
 use crate::command_error::CommandError;
 use sconce_collectives::Backend;
 
@@ -56,12 +57,15 @@ impl Mpirun {
     ///
     /// # Errors
     /// Without an `mpirun`, without the hostfile, and with flags about what `mpirun` does in its own way.
-    pub(super) fn find(arguments: &Arguments) -> Result<Self, CommandError> {
+    pub(super) fn find(arguments: &Arguments, machines: &Machines) -> Result<Self, CommandError> {
         let idle = [
             ("--main_process_ip", arguments.main_process_ip.is_some()),
             ("--main_process_port", arguments.main_process_port.is_some()),
+            ("--num_machines", !machines.is_alone()),
+            ("--max_restarts", arguments.max_restarts() > 0),
         ];
-        if let Some((flag, _)) = idle.iter().find(|(_, given)| *given) {
+        let idle = idle.into_iter().find_map(|(flag, given)| given.then_some(flag));
+        if let Some(flag) = idle.or_else(|| arguments.logs.any()) {
             let error = CommandError::usage(format!("{flag} has no effect with --backend mpi"));
             return Err(error.hint("mpirun starts and supervises the ranks; leave the flag out"));
         }

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
-use std::io::{PipeReader, PipeWriter, Read};
+use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::fd::OwnedFd;
 use std::process::Child;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::{io, thread};
 
@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use super::console::{Console, Stream};
 use super::line_splitter::LineSplitter;
+use super::log_files::StreamFile;
 use super::rank_tags::{TaggedLines, Writer};
 
 /// How many of a rank's last lines on stderr are kept.
@@ -64,9 +65,12 @@ fn is_stack_frame(line: &str) -> bool {
 pub(super) struct Carried {
     /// The last lines of each rank's stderr; those of nobody are `mpirun`'s own.
     pub(super) last_lines: BTreeMap<Writer, LastLines>,
-    /// The stream that could not be written to, and why, unless only its reader had left.
-    pub(super) failure: Option<(Stream, io::Error)>,
+    /// The stream or file that could not be written to, and why, unless only its reader had left.
+    pub(super) failure: Option<(String, io::Error)>,
 }
+
+/// The first file that could not be written to, and why.
+type FileFailure = Arc<Mutex<Option<(String, io::Error)>>>;
 
 /// The threads that carry the ranks' output.
 #[derive(Debug)]
@@ -77,6 +81,7 @@ pub(super) struct Output {
     /// Closed by `end_writer`: no more output is to be waited for.
     end: Arc<PipeReader>,
     end_writer: PipeWriter,
+    file_failure: FileFailure,
 }
 
 impl Output {
@@ -92,15 +97,16 @@ impl Output {
             stderr: Vec::new(),
             end: Arc::new(end),
             end_writer,
+            file_failure: FileFailure::default(),
         })
     }
 
-    /// Carries the output of `child`, whose stdout and stderr are pipes, as that of `rank`.
+    /// Carries the output of `child`, whose stdout and stderr are pipes, as that of `rank`, and into its files.
     ///
     /// # Errors
     /// When the system can start no more threads.
-    pub(super) fn carry(&mut self, rank: usize, child: &mut Child) -> io::Result<()> {
-        self.carry_lines(|| Lines::OfRank(rank, LineSplitter::default()), child)
+    pub(super) fn carry(&mut self, rank: usize, child: &mut Child, files: [StreamFile; 2]) -> io::Result<()> {
+        self.carry_lines(|| Lines::OfRank(rank, LineSplitter::default()), child, files)
     }
 
     /// Carries the output of `child`, an `mpirun` whose stdout and stderr are pipes, as that of the ranks that its tags name.
@@ -108,17 +114,18 @@ impl Output {
     /// # Errors
     /// When the system can start no more threads.
     pub(super) fn carry_tagged(&mut self, child: &mut Child) -> io::Result<()> {
-        self.carry_lines(|| Lines::Tagged(TaggedLines::default()), child)
+        self.carry_lines(|| Lines::Tagged(TaggedLines::default()), child, Default::default())
     }
 
-    fn carry_lines(&mut self, lines: impl Fn() -> Lines, child: &mut Child) -> io::Result<()> {
+    fn carry_lines(&mut self, lines: impl Fn() -> Lines, child: &mut Child, files: [StreamFile; 2]) -> io::Result<()> {
+        let [of_stdout, of_stderr] = files;
         let stdout = child.stdout.take().expect("a carried process's stdout is a pipe");
-        let carrier = self.carrier(lines(), Stream::Stdout, stdout.into());
+        let carrier = self.carrier(lines(), Stream::Stdout, stdout.into(), of_stdout);
         self.stdout
             .push(thread::Builder::new().spawn(move || carrier.run(|_, _| {}))?);
 
         let stderr = child.stderr.take().expect("a carried process's stderr is a pipe");
-        let carrier = self.carrier(lines(), Stream::Stderr, stderr.into());
+        let carrier = self.carrier(lines(), Stream::Stderr, stderr.into(), of_stderr);
         self.stderr.push(thread::Builder::new().spawn(move || {
             let mut last_lines = BTreeMap::<Writer, LastLines>::new();
             carrier.run(|writer, line| last_lines.entry(writer).or_default().keep(line));
@@ -140,16 +147,23 @@ impl Output {
             .flat_map(|thread| thread.join().unwrap_or_default());
         Carried {
             last_lines: last_lines.collect(),
-            failure: self.console.take_failure(),
+            failure: {
+                let of_console = self.console.take_failure();
+                let of_console = of_console.map(|(stream, reason)| (stream.to_string(), reason));
+                let mut of_file = self.file_failure.lock().unwrap_or_else(PoisonError::into_inner);
+                of_console.or_else(|| of_file.take())
+            },
         }
     }
 
-    fn carrier(&self, lines: Lines, stream: Stream, pipe: OwnedFd) -> Carrier {
+    fn carrier(&self, lines: Lines, stream: Stream, pipe: OwnedFd, file: StreamFile) -> Carrier {
         Carrier {
             pipe: pipe.into(),
             lines,
             console: Arc::clone(&self.console),
             stream,
+            file,
+            file_failure: Arc::clone(&self.file_failure),
             end: Arc::clone(&self.end),
         }
     }
@@ -187,6 +201,8 @@ struct Carrier {
     lines: Lines,
     console: Arc<Console>,
     stream: Stream,
+    file: StreamFile,
+    file_failure: FileFailure,
     end: Arc<PipeReader>,
 }
 
@@ -214,16 +230,21 @@ impl Carrier {
                 left_to_drain = left_to_drain.saturating_sub(length);
             }
             self.lines.feed(&chunk[..length], |writer, line| {
-                add_line(&mut batch, &prefix(&self.console, self.stream, writer), line);
+                if !self.file.only {
+                    add_line(&mut batch, &prefix(&self.console, self.stream, writer), line);
+                }
                 also(writer, line);
             });
+            write_to_file(&mut self.file, &self.file_failure, &chunk[..length]);
             if self.console.write(self.stream, &batch).is_err() {
                 return;
             }
             batch.clear();
         }
         self.lines.finish(|writer, line| {
-            add_line(&mut batch, &prefix(&self.console, self.stream, writer), line);
+            if !self.file.only {
+                add_line(&mut batch, &prefix(&self.console, self.stream, writer), line);
+            }
             also(writer, line);
         });
         // Nothing is left to tell the rank: its stream has ended.
@@ -244,6 +265,17 @@ impl Carrier {
                 Err(_) => return (true, false),
             }
         }
+    }
+}
+
+/// Writes what a rank wrote, as it wrote it. A file that cannot be written to is given up, and told of at the end.
+fn write_to_file(stream: &mut StreamFile, failure: &FileFailure, bytes: &[u8]) {
+    if let Some((path, file)) = &mut stream.file
+        && let Err(reason) = file.write_all(bytes)
+    {
+        let mut failure = failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.get_or_insert((path.display().to_string(), reason));
+        stream.file = None;
     }
 }
 

@@ -1,8 +1,8 @@
 //! Hosts the rendezvous store, through which the ranks find each other.
 
-use sconce_collectives::environment::{SCONCE_STORE_ADDR, SCONCE_STORE_SECRET};
 use sconce_collectives::store::{Secret, StoreServer};
 
+use super::place::RanksStore;
 use crate::command_error::CommandError;
 
 /// The store of this run. It serves until it is dropped.
@@ -23,11 +23,11 @@ impl Rendezvous {
         Ok(Self { server, secret })
     }
 
-    /// The environment variables that lead a rank to the store and let it in.
-    pub(super) fn variables(&self) -> Vec<(&'static str, String)> {
-        vec![
-            (SCONCE_STORE_ADDR, self.server.address().to_string()),
-            (SCONCE_STORE_SECRET, self.secret.to_text()),
-        ]
+    /// Where ranks find the store, and what lets them in.
+    pub(super) fn for_ranks(&self) -> RanksStore {
+        RanksStore {
+            address: self.server.address().to_string(),
+            secret: self.secret.to_text(),
+        }
     }
 }

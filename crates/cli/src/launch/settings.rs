@@ -20,7 +20,8 @@ pub(super) struct Flag {
     pub(super) keys: &'static [&'static str],
 }
 
-/// Checks what the flags, and the variables that the ranks inherit, ask for together: `of_ranks` is what the ranks will find.
+/// Checks what the flags, and the variables that the ranks inherit, ask for together: `of_ranks` is what the ranks will
+/// find, of which there are `world_size`.
 ///
 /// Returns what the user should know of the configuration file, as one message.
 ///
@@ -28,6 +29,7 @@ pub(super) struct Flag {
 /// Flags without effect, a configuration that cannot be used, a combination that cannot be.
 pub(super) fn check(
     arguments: &Arguments,
+    world_size: usize,
     of_ranks: impl Fn(&str) -> Option<String>,
 ) -> Result<Option<String>, CommandError> {
     let (deepspeed, fully_sharded) = (&arguments.deepspeed, &arguments.fully_sharded);
@@ -43,7 +45,7 @@ pub(super) fn check(
         let needs = "--use_parallelism_config needs --use_fsdp and --fsdp_version 2";
         return Err(CommandError::usage(needs));
     }
-    if arguments.multi_gpu && arguments.num_processes < 2 {
+    if arguments.multi_gpu && world_size < 2 {
         return Err(CommandError::usage(
             "--multi_gpu needs at least two ranks: --num_processes 2",
         ));
@@ -68,7 +70,7 @@ pub(super) fn check(
         refuse_what_is_decided(typed, &config)?;
     }
     let settings = AcceleratorBuilder::default()
-        .settings(arguments.num_processes, of_ranks)
+        .settings(world_size, of_ranks)
         .map_err(|error| CommandError::usage(in_flags(&error, &given)))?;
     if let Some(folder) = settings.disk.as_ref().map(|disk| &disk.folder)
         && !folder.is_dir()
@@ -76,7 +78,8 @@ pub(super) fn check(
         let error = CommandError::usage(format!("there is no folder {} for state on nvme", folder.display()));
         return Err(error.hint("make it on a local disk, or name another"));
     }
-    Ok(warning(&settings))
+    let is_told = arguments.from_files.has_deepspeed;
+    Ok(warning(&settings).filter(|_| !is_told))
 }
 
 /// Refuses flags that count only together with another, `switch`.

@@ -9,10 +9,15 @@
 //! | stopping | that time is over (all get SIGTERM) or a stop signal comes (all get that signal) | ranks have the grace to end |
 //! | killed | the grace is over, or Ctrl-C comes while stopping | all get SIGKILL |
 //!
+//! Where other machines have ranks of the same world, a run is also stopped because of one of them: it settles then, as
+//! after a failure here ([`Others`]).
+//!
 //! The first failure is the cause; a rank that ends after it, or after the stop signal, is a consequence, whatever its
-//! exit code. Nothing here polls: the launcher sleeps until a rank ends, a signal comes or the grace is over.
+//! exit code. Nothing here polls: the launcher sleeps until a rank ends, a signal or word from the others comes, or a time
+//! is over.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -28,10 +33,12 @@ use super::stop_signals::StopSignals;
 const SETTLING: Duration = Duration::from_secs(1);
 
 /// How a run went.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Outcome {
     /// Why the run was stopped, unless every rank ended with 0 unasked.
     pub(super) cause: Option<Cause>,
+    /// The first signal to stop, whether or not it is the cause.
+    pub(super) signal: Option<Signal>,
     /// How each rank ended.
     pub(super) ends: Vec<RankEnd>,
 }
@@ -43,6 +50,40 @@ pub(super) enum Cause {
     Rank(usize),
     /// The launcher got this signal.
     Signal(Signal),
+    /// Something elsewhere: a rank of another machine, or another machine itself.
+    Elsewhere,
+}
+
+/// Who else has ranks of the same world: told what stops the run here, and asked whether something has elsewhere.
+pub(super) trait Others {
+    /// A descriptor that becomes readable when there is word from them.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+    /// When to ask even without word from them.
+    fn next_look(&self) -> Option<Instant>;
+    /// Whether the run must stop because of something elsewhere.
+    fn must_stop(&mut self) -> bool;
+    /// Tells them that something here stops the run: for a rank how it ended, and its process id.
+    fn stopped_by(&mut self, cause: Cause, end: Option<RankEnd>, pid: Option<u32>);
+}
+
+/// There are no ranks but this machine's.
+#[derive(Debug)]
+pub(super) struct Nobody;
+
+impl Others for Nobody {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn next_look(&self) -> Option<Instant> {
+        None
+    }
+
+    fn must_stop(&mut self) -> bool {
+        false
+    }
+
+    fn stopped_by(&mut self, _: Cause, _: Option<RankEnd>, _: Option<u32>) {}
 }
 
 /// How and when one rank ended.
@@ -64,6 +105,7 @@ impl Outcome {
             None => 0,
             Some(Cause::Rank(rank)) => self.ends[rank].end.exit_code(),
             Some(Cause::Signal(signal)) => End::Signal(signal.as_raw()).exit_code(),
+            Some(Cause::Elsewhere) => 1,
         }
     }
 }
@@ -77,6 +119,7 @@ pub(super) fn supervise(
     signals: &mut StopSignals,
     grace: Duration,
     started: Instant,
+    others: &mut dyn Others,
 ) -> io::Result<Outcome> {
     let ends = vec![None; ranks.len()];
     let mut run = Run {
@@ -85,15 +128,28 @@ pub(super) fn supervise(
         started,
         state: State::Running,
         cause: None,
+        signal: None,
         ends,
     };
     while run.ends.iter().any(Option::is_none) {
-        run.wait(signals)?;
+        run.wait(signals, others)?;
+        let had_cause = run.cause.is_some();
         // Signals come first: a rank that a Ctrl-C from the terminal has ended is no failure.
         for signal in signals.take() {
             run.on_signal(signal);
         }
         run.collect_ends()?;
+        if let Some(cause) = run.cause
+            && !had_cause
+        {
+            match cause {
+                Cause::Rank(rank) => others.stopped_by(cause, run.ends[rank], Some(ranks[rank].pid())),
+                Cause::Signal(_) | Cause::Elsewhere => others.stopped_by(cause, None, None),
+            }
+        }
+        if others.must_stop() {
+            run.on_stop();
+        }
         run.check_deadline();
     }
     let ends = run
@@ -101,7 +157,11 @@ pub(super) fn supervise(
         .into_iter()
         .map(|end| end.expect("the loop ends when all ranks have"))
         .collect();
-    Ok(Outcome { cause: run.cause, ends })
+    Ok(Outcome {
+        cause: run.cause,
+        signal: run.signal,
+        ends,
+    })
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,21 +179,27 @@ struct Run<'a> {
     started: Instant,
     state: State,
     cause: Option<Cause>,
+    signal: Option<Signal>,
     ends: Vec<Option<RankEnd>>,
 }
 
 impl Run<'_> {
-    /// Sleeps until a rank ends, a signal comes, or the grace is over.
-    fn wait(&self, signals: &StopSignals) -> io::Result<()> {
+    /// Sleeps until a rank ends, a signal or word from the others comes, or a time is over.
+    fn wait(&self, signals: &StopSignals, others: &dyn Others) -> io::Result<()> {
         let mut waited = vec![PollFd::from_borrowed_fd(signals.descriptor(), PollFlags::IN)];
+        waited.extend(
+            others
+                .descriptor()
+                .map(|word| PollFd::from_borrowed_fd(word, PollFlags::IN)),
+        );
         let running = self.ranks.iter().zip(&self.ends).filter(|(_, end)| end.is_none());
         waited.extend(running.map(|(rank, _)| PollFd::from_borrowed_fd(rank.pidfd(), PollFlags::IN)));
-        let timeout = match self.state {
-            State::Settling { until } | State::Stopping { until } => {
-                Timespec::try_from(until.saturating_duration_since(Instant::now())).ok()
-            }
+        let until = match self.state {
+            State::Settling { until } | State::Stopping { until } => Some(until),
             State::Running | State::Killed => None,
         };
+        let until = until.into_iter().chain(others.next_look()).min();
+        let timeout = until.and_then(|until| Timespec::try_from(until.saturating_duration_since(Instant::now())).ok());
         match poll(&mut waited, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
@@ -148,6 +214,7 @@ impl Run<'_> {
             return self.kill();
         }
         self.cause.get_or_insert(Cause::Signal(signal));
+        self.signal.get_or_insert(signal);
         for rank in self.ranks {
             let sent_by_terminal = rank.group() == Group::Launcher && matches!(signal, Signal::INT | Signal::QUIT);
             if !sent_by_terminal {
@@ -193,12 +260,23 @@ impl Run<'_> {
             });
             if !end.is_success() && !is_consequence {
                 self.cause = Some(Cause::Rank(rank));
-                self.state = State::Settling {
-                    until: Instant::now() + SETTLING,
-                };
+                self.begin_settling();
             }
         }
         Ok(())
+    }
+
+    fn on_stop(&mut self) {
+        if self.state == State::Running {
+            self.cause.get_or_insert(Cause::Elsewhere);
+            self.begin_settling();
+        }
+    }
+
+    fn begin_settling(&mut self) {
+        self.state = State::Settling {
+            until: Instant::now() + SETTLING,
+        };
     }
 
     fn begin_stopping(&mut self) {

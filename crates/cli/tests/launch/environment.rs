@@ -1,8 +1,5 @@
 //! What the ranks find in their environment.
 
-use sconce_collectives::World;
-use sconce_collectives::store::{Secret, StoreClient};
-
 use super::*;
 
 #[test]

@@ -7,8 +7,12 @@ mod cpu_affinity;
 mod environment;
 mod fully_sharded;
 mod gpu_ids;
+mod logs;
+mod machines;
 mod mpirun;
 mod output;
+mod programs;
+mod restarts;
 mod sharding;
 mod stopping;
 
@@ -21,6 +25,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use sconce_collectives::World;
+use sconce_collectives::store::{Secret, StoreClient};
 use tempfile::TempDir;
 
 /// Longer than anything here takes on a loaded machine: a test that waits this long has failed.
