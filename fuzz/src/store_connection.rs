@@ -45,7 +45,7 @@ pub fn run(data: &[u8]) {
         let _ = stream.write_all(sent);
         let _ = stream.shutdown(Shutdown::Write);
     }
-    if INPUTS.fetch_add(1, Ordering::Relaxed) % BETWEEN_CHECKS == 0 {
+    if INPUTS.fetch_add(1, Ordering::Relaxed).is_multiple_of(BETWEEN_CHECKS) {
         let client = &STORE.good_client;
         // The peers of this store are authenticated, and may have filled it.
         if client.set("good", b"value").is_ok() {

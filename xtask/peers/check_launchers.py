@@ -57,7 +57,7 @@ def main() -> None:
         print("a Python script under sconce launch: the losses of torchrun, to the last bit")
 
         text = run([*launch, SCRIPT, "--fail", "1"], expected=1)
-        assert "    ValueError: no data for this rank" in text.split("error: rank 1 (pid ")[1], text
+        assert "ValueError: no data for this rank" in text.split("error: rank 1 (pid ")[1], text
         text = run([*launch, "--max_restarts", "1", SCRIPT, "--fail", "1"])
         assert "restart 1 of 1" in text and "trained on 2 ranks" in text, text
         print("its error is told by the launcher, and it restarts")

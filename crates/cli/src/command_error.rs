@@ -3,7 +3,7 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use crate::terminal::{shown, tell};
+use crate::terminal::{shown, tell_in_any_case};
 
 /// Why a command failed, as the exit code tells it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl CommandError {
 
     /// Writes the error and its hints to stderr. Names in them may be those of anyone's files.
     pub(crate) fn report(&self) {
-        tell(&shown(&self.to_string()));
+        tell_in_any_case(&shown(&self.to_string()));
     }
 
     /// The exit code that tells this error's kind.

@@ -4,6 +4,7 @@
 //! does: that ends nothing.
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::command_error::CommandError;
 
@@ -20,8 +21,23 @@ pub(crate) fn print(text: &str) -> Result<(), CommandError> {
     }
 }
 
-/// Writes to stderr. That nobody reads it is no reason to stop.
+/// Whether the user wants to be told of errors of the command line only.
+static IS_QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Lets [`tell`] write nothing from now on.
+pub(crate) fn be_quiet() {
+    IS_QUIET.store(true, Ordering::Relaxed);
+}
+
+/// Writes to stderr, unless the user wants it quiet. That nobody reads it is no reason to stop.
 pub(crate) fn tell(text: &str) {
+    if !IS_QUIET.load(Ordering::Relaxed) {
+        tell_in_any_case(text);
+    }
+}
+
+/// Writes to stderr what is why a command does nothing.
+pub(crate) fn tell_in_any_case(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 

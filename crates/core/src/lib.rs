@@ -65,6 +65,7 @@ mod shape_check;
 mod spent_losses;
 mod split;
 mod tensors;
+mod text_file;
 mod together;
 pub mod trackers;
 

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use sconce_collectives::environment::of_process;
+use sconce_core::config::default_file;
 
 use crate::command_error::CommandError;
 use crate::terminal::print;
@@ -71,10 +72,26 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
     }
 }
 
-/// The file that is meant where none is named.
-fn default_file() -> Result<PathBuf, CommandError> {
-    sconce_core::config::default_file(of_process).ok_or_else(|| {
-        CommandError::usage("no --config_file, and no folder for the default one: HOME is not set")
-            .hint("name a file: --config_file run.yaml")
-    })
+/// A file, or the one that is meant where none is named.
+#[derive(Debug, Args)]
+struct FileArgument {
+    /// The file: YAML, or what its name says (.json, .toml)
+    /// [default: accelerate/default_config.yaml in HF_HOME, XDG_CACHE_HOME/huggingface or ~/.cache/huggingface]
+    #[arg(
+        verbatim_doc_comment,
+        long = "config_file",
+        alias = "config-file",
+        value_name = "FILE"
+    )]
+    config_file: Option<PathBuf>,
+}
+
+impl FileArgument {
+    fn file(&self) -> Result<PathBuf, CommandError> {
+        let file = self.config_file.clone();
+        file.or_else(|| default_file(of_process)).ok_or_else(|| {
+            CommandError::usage("no --config_file, and no folder for the default one: HOME is not set")
+                .hint("name a file: --config_file run.yaml")
+        })
+    }
 }

@@ -52,7 +52,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
 }
 
 /// A setting with its value and origin, and why it has no effect, if so.
-fn lines(said: &Configuration) -> Result<Vec<(&'static Setting, Configured, Option<String>)>, CommandError> {
+type Line = (&'static Setting, Configured, Option<String>);
+
+fn lines(said: &Configuration) -> Result<Vec<Line>, CommandError> {
     let all = said.clone().or(Configuration::defaults());
     let mut lines = Vec::new();
     for (setting, configured) in all.iter() {

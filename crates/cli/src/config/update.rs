@@ -1,12 +1,11 @@
 //! `sconce config update`: an old file in today's keys, with what it leaves out.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use sconce_core::config::{Configuration, DISTRIBUTED_TYPE, Paradigm};
 
-use super::default_file;
+use super::FileArgument;
 use crate::command_error::CommandError;
 use crate::terminal::{note, print};
 
@@ -15,21 +14,12 @@ use crate::terminal::{note, print};
 /// Comments and keys without effect do not survive; each of these keys is named.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The file [default: accelerate/default_config.yaml in HF_HOME, XDG_CACHE_HOME/huggingface or ~/.cache/huggingface]
-    #[arg(
-        verbatim_doc_comment,
-        long = "config_file",
-        alias = "config-file",
-        value_name = "FILE"
-    )]
-    config_file: Option<PathBuf>,
+    #[command(flatten)]
+    file: FileArgument,
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
-    let file = match &arguments.config_file {
-        Some(file) => file.clone(),
-        None => default_file()?,
-    };
+    let file = arguments.file.file()?;
     let mut configuration = Configuration::read(&file).map_err(CommandError::usage)?;
     for warning in configuration.warnings() {
         note(&warning.to_string());

@@ -1,12 +1,11 @@
 //! `sconce config default`: a file for this machine, without questions.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use sconce_core::config::Configuration;
 
-use super::default_file;
+use super::FileArgument;
 use crate::command_error::CommandError;
 use crate::launch::gpus_of_host;
 use crate::terminal::print;
@@ -16,15 +15,8 @@ use crate::terminal::print;
 /// Accelerate reads it too. A file that is there is not overwritten.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The file to write: YAML, or what its name says (.json, .toml)
-    /// [default: accelerate/default_config.yaml in HF_HOME, XDG_CACHE_HOME/huggingface or ~/.cache/huggingface]
-    #[arg(
-        verbatim_doc_comment,
-        long = "config_file",
-        alias = "config-file",
-        value_name = "FILE"
-    )]
-    config_file: Option<PathBuf>,
+    #[command(flatten)]
+    file: FileArgument,
 
     /// What the model computes in
     #[arg(
@@ -44,10 +36,7 @@ enum Precision {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
-    let file = match &arguments.config_file {
-        Some(file) => file.clone(),
-        None => default_file()?,
-    };
+    let file = arguments.file.file()?;
     if file.exists() {
         return Err(CommandError::failure(format!("{} is there already", file.display()))
             .hint("change it with an editor or `sconce config`, or remove it first"));

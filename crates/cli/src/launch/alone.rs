@@ -11,6 +11,7 @@ use super::round::{Job, RoundEnd};
 use super::stop_signals::StopSignals;
 use super::supervise::{Cause, Nobody};
 use crate::command_error::CommandError;
+use crate::terminal::tell;
 
 /// Runs `job` with `ranks` ranks; `main_process` is where rank 0 may listen.
 ///
@@ -33,12 +34,12 @@ pub(super) fn run(
         let end = job.run(&place, &mut signals, &mut Nobody)?;
         let may_restart = matches!(end.outcome.cause, Some(Cause::Rank(_))) && end.outcome.signal.is_none();
         if !may_restart || restarts == most {
-            return conclude(arguments, end, failure::report);
+            return conclude(end, failure::report);
         }
         if let Some(cause) = end.outcome.cause {
-            arguments.tell(&failure::report(cause, &end));
+            tell(&failure::report(cause, &end));
         }
-        arguments.tell(&format!(
+        tell(&format!(
             "notice: all ranks are started again (restart {} of {most})\n",
             restarts + 1
         ));
@@ -72,11 +73,7 @@ pub(super) fn place(
 ///
 /// # Errors
 /// When all went well but that output was lost.
-pub(super) fn conclude(
-    arguments: &Arguments,
-    end: RoundEnd,
-    report: impl Fn(Cause, &RoundEnd) -> String,
-) -> Result<ExitCode, CommandError> {
+pub(super) fn conclude(end: RoundEnd, report: impl Fn(Cause, &RoundEnd) -> String) -> Result<ExitCode, CommandError> {
     let Some(cause) = end.outcome.cause else {
         return match end.lost_output {
             None => Ok(ExitCode::SUCCESS),
@@ -86,6 +83,6 @@ pub(super) fn conclude(
     if let Some(error) = &end.lost_output {
         error.report();
     }
-    arguments.tell(&report(cause, &end));
+    tell(&report(cause, &end));
     Ok(ExitCode::from(end.outcome.exit_code()))
 }

@@ -21,7 +21,6 @@ use super::mesh::MeshArguments;
 use super::program_kind::ProgramKind;
 use super::settings::Flag;
 use crate::command_error::CommandError;
-use crate::terminal::{shown, tell};
 use sconce_collectives::Backend;
 use sconce_core::environment as variable;
 
@@ -361,13 +360,6 @@ impl Arguments {
             .chain(groups)
             .chain(self.fp8.variables())
             .collect()
-    }
-
-    /// Writes to stderr what the user should know, unless that is not wanted.
-    pub(super) fn tell(&self, text: &str) {
-        if !self.quiet {
-            tell(&shown(text));
-        }
     }
 
     /// Returns those of these flags that a DeepSpeed configuration may decide too.

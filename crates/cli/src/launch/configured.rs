@@ -11,13 +11,15 @@ use clap::parser::ValueSource;
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 use sconce_collectives::environment::of_process;
 use sconce_core::config::{
-    Configuration, ConfigurationError, Configured, DEEPSPEED, DISTRIBUTED_TYPE, FSDP, Origin, PARALLELISM, Paradigm,
-    Setting, Value, default_file,
+    Configuration, ConfigurationError, Configured, DEEPSPEED, DEEPSPEED_FILE, DISTRIBUTED_TYPE, FSDP, Origin,
+    PARALLELISM, Paradigm, Setting, Value, default_file,
 };
 
 use super::Arguments;
 use super::foreign_flags::refusal;
+use super::surroundings::{Machines, are_told_by_environment};
 use crate::command_error::CommandError;
+use crate::terminal::{shown, tell};
 
 /// The command line of `sconce launch` alone.
 #[derive(Debug, Parser)]
@@ -36,6 +38,8 @@ pub(crate) struct FromFiles {
     origins: Vec<(String, Option<&'static str>, String)>,
     /// The keys of DeepSpeed's section, for Accelerate.
     pub(super) deepspeed_fields: String,
+    /// Whether a file has a DeepSpeed configuration in it, of which it has been told what is to be known.
+    pub(super) has_deepspeed: bool,
 }
 
 impl FromFiles {
@@ -74,8 +78,9 @@ pub(crate) fn arguments(words: &[OsString]) -> Result<Arguments, CommandError> {
     let merged = typed.over(&files)?;
     let (words_of_files, from_files) = words_of(&merged, &typed).map_err(CommandError::usage)?;
     let mut arguments = parse(&[&words_of_files, words].concat()).map_err(|error| from_files.explain(error))?;
-    for warning in merged.warnings() {
-        arguments.tell(&format!("warning: {warning}\n"));
+    if !arguments.quiet {
+        let warnings = merged.warnings().iter();
+        warnings.for_each(|warning| tell(&shown(&format!("warning: {warning}\n"))));
     }
     arguments.from_files = from_files;
     Ok(arguments)
@@ -151,7 +156,8 @@ pub(crate) fn check_file(file: &Path) -> Result<Vec<String>, CommandError> {
     words.push("true".into());
     let checked = parse(&words).and_then(|mut arguments| {
         arguments.from_files.variables.clone_from(&from_files.variables);
-        let ranks = arguments.num_processes.unwrap_or(1);
+        arguments.from_files.has_deepspeed = from_files.has_deepspeed;
+        let ranks = Machines::resolve(&arguments, |_| None)?.ranks();
         super::settings::check(&arguments, ranks, super::environment::of_ranks(&arguments))
     });
     let warning = checked.map_err(|error| from_files.explain(error))?;
@@ -184,14 +190,20 @@ fn words_of(merged: &Configuration, typed: &Typed) -> Result<(Vec<OsString>, Fro
         words: Vec::new(),
         from_files: FromFiles {
             deepspeed_fields: merged.deepspeed_fields(),
+            has_deepspeed: has_deepspeed(merged),
             ..FromFiles::default()
         },
     };
     let of_files = merged.of_files()?;
     added.add_switches(merged, &of_files)?;
     for (setting, configured) in of_files {
-        // GPUs of a file are of no use to who computes on the CPU this once.
-        if setting.path != "gpu_ids" || !typed.has("cpu") {
+        let gives_way = match setting.path {
+            // GPUs are of no use to who computes on the CPU this once.
+            "gpu_ids" => typed.has("cpu"),
+            // The environment wins over files also where it has names of its own.
+            path => are_told_by_environment(path, of_process),
+        };
+        if !gives_way {
             added.add_setting(setting, configured)?;
         }
     }
@@ -199,6 +211,13 @@ fn words_of(merged: &Configuration, typed: &Typed) -> Result<(Vec<OsString>, Fro
     added.words.sort_unstable();
     added.words.dedup();
     Ok((added.words, added.from_files))
+}
+
+/// Whether a DeepSpeed configuration stands in a file of ours, or is one that was named as such.
+fn has_deepspeed(merged: &Configuration) -> bool {
+    let is_whole = |origin: &Origin| matches!(origin, Origin::File(place) if place.path.is_empty());
+    let file = merged.get(DEEPSPEED_FILE);
+    file.is_some_and(|file| matches!(file.value, Value::DeepSpeed(_)) || is_whole(&file.origin))
 }
 
 /// What is put in front of the words that are typed.

@@ -58,7 +58,7 @@ pub(crate) use arguments::Arguments;
 pub(crate) use foreign_flags::refusal;
 
 use crate::command_error::CommandError;
-use crate::terminal::tell;
+use crate::terminal::{be_quiet, tell};
 use arguments::Target;
 use console::Console;
 use cpu_affinity::CpuAffinity;
@@ -86,6 +86,9 @@ const MOST_RANKS: usize = 1024;
 /// As [`run`], and for files that cannot be used.
 pub(crate) fn run_words(words: &[OsString]) -> Result<ExitCode, CommandError> {
     let arguments = configured::arguments(words)?;
+    if arguments.quiet {
+        be_quiet();
+    }
     run(&arguments).map_err(|error| arguments.from_files.explain(error))
 }
 
@@ -130,7 +133,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
         }
     };
     if let Some(warning) = warning {
-        arguments.tell(&warning);
+        tell(&warning);
     }
     let cores = available_parallelism().map_or(1, usize::from);
     let host = HostTopology::of_host();
@@ -148,7 +151,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
         let mut signals = StopSignals::catch().map_err(no_signals)?;
         let start = || start_job(command, console);
         let end = watch(start, mpirun.program(), arguments.kill_grace, &mut signals, &mut Nobody)?;
-        return alone::conclude(arguments, end, failure::report_job);
+        return alone::conclude(end, failure::report_job);
     }
     let affinity = binds
         .then(|| {
@@ -165,7 +168,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
         cores: (cores / local_ranks).min(fewest),
         files: LogFiles::new(&arguments.logs)?,
     };
-    use std::ffi::OsString;
     if arguments.dry_run {
         return dry_run::print_ranks(&job, &machines);
     }

@@ -78,7 +78,8 @@ pub(super) fn check(
         let error = CommandError::usage(format!("there is no folder {} for state on nvme", folder.display()));
         return Err(error.hint("make it on a local disk, or name another"));
     }
-    Ok(warning(&settings))
+    let is_told = arguments.from_files.has_deepspeed;
+    Ok(warning(&settings).filter(|_| !is_told))
 }
 
 /// Refuses flags that count only together with another, `switch`.

@@ -177,6 +177,29 @@ impl Machines {
     }
 }
 
+/// Whether what started the launchers tells of machines what the setting of a configuration file would: its number and
+/// address of machines, or this one's number.
+pub(super) fn are_told_by_environment(setting: &str, lookup: impl Fn(&str) -> Option<String>) -> bool {
+    let is_set = |names: &[&str]| {
+        names
+            .iter()
+            .any(|name| lookup(name).is_some_and(|value| !value.trim().is_empty()))
+    };
+    let of_machines = [
+        "num_machines",
+        "machine_rank",
+        "main_process_ip",
+        "main_process_port",
+        "rdzv_backend",
+    ];
+    if !of_machines.contains(&setting) {
+        return false;
+    }
+    is_set(&["PET_NNODES", "NNODES"])
+        || (setting == "machine_rank" && is_set(&["PET_NODE_RANK", "NODE_RANK"]))
+        || step(&|name: &str| lookup(name)).is_ok_and(|step| step.is_some())
+}
+
 /// `host:port`, with brackets around an address of IPv6.
 pub(super) fn join(host: &str, port: u16) -> String {
     match host.contains(':') && !host.starts_with('[') {

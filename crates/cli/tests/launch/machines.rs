@@ -1,5 +1,7 @@
 //! Launchers of several machines, which are processes of this one: they meet at a port of loopback.
 
+use std::os::unix::process::ExitStatusExt;
+
 use super::*;
 
 /// A port at which nobody listens; it may be taken by another before it is used, as any that is asked for.
@@ -368,7 +370,9 @@ fn a_launcher_without_the_secret_or_without_machine_zero_says_so() {
     assert!(text(&output.stderr).contains("wrong secret"), "{output:?}");
     assert_eq!(output.status.code(), Some(1));
     send(Signal::INT, host.id());
-    assert_eq!(wait_with_output(host).status.code(), Some(130));
+    // Before it has ranks it may end of the signal itself.
+    let status = wait_with_output(host).status;
+    assert!(status.code() == Some(130) || status.signal() == Some(2), "{status}");
 
     let alone = Machines::new(&["--num_machines", "2", "--rdzv_conf", "timeout=0.3"], "exit 0");
     output = alone.command(&["--machine_rank", "1"]).output().unwrap();

@@ -57,7 +57,7 @@ impl Configuration {
     /// A key that is none, or a text that is no such value.
     pub fn set(&mut self, path: &str, text: &str) -> Result<(), ConfigurationError> {
         let setting = known(path, Origin::Code)?;
-        let value = setting.kind.from_text(text).ok_or_else(|| ConfigurationError::Value {
+        let value = setting.kind.read_text(text).ok_or_else(|| ConfigurationError::Value {
             place: path.into(),
             found: text.into(),
             expected: setting.kind.expected(),

@@ -2,9 +2,8 @@
 
 use super::{ConfigurationError, Place, Warning, toml_text, yaml};
 use crate::deepspeed::{Node, Validation, json, path_of};
+use crate::text_file::{Unread, read_text};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read};
 use std::path::Path;
 
 /// The most bytes that are read of a file.
@@ -47,17 +46,13 @@ pub(super) struct Document {
 impl Document {
     pub(super) fn read(file: &Path) -> Result<Self, ConfigurationError> {
         let name = file.display().to_string();
-        let unreadable = |source| ConfigurationError::Unreadable {
-            file: name.clone(),
-            source,
-        };
-        let mut bytes = Vec::new();
-        let opened = File::open(file).map_err(unreadable)?;
-        opened.take(LARGEST + 1).read_to_end(&mut bytes).map_err(unreadable)?;
-        if bytes.len() as u64 > LARGEST {
-            return Err(too_large(&name));
-        }
-        let text = String::from_utf8(bytes).map_err(|error| unreadable(io::Error::other(error)))?;
+        let text = read_text(file, LARGEST).map_err(|unread| match unread {
+            Unread::TooLarge => too_large(&name),
+            Unread::Unreadable(source) => ConfigurationError::Unreadable {
+                file: name.clone(),
+                source,
+            },
+        })?;
         Self::parse(&text, &name, Format::of(file))
     }
 
@@ -96,7 +91,7 @@ impl Document {
         };
         let mut doubles = Vec::new();
         document.tree = placed.into_tree(&mut Vec::new(), &mut document.lines, &mut |path| {
-            doubles.push(repeated(path))
+            doubles.push(repeated(path));
         });
         let warnings = doubles.into_iter().map(|message| Warning::new(file, message));
         document.warnings.extend(warnings);
@@ -116,9 +111,9 @@ impl Document {
 #[derive(Debug)]
 pub(super) enum Placed {
     Scalar(Node),
-    List(Vec<Placed>),
+    List(Vec<Self>),
     /// Key, its line, value.
-    Object(Vec<(String, usize, Placed)>),
+    Object(Vec<(String, usize, Self)>),
 }
 
 impl Placed {

@@ -72,7 +72,7 @@ impl Configuration {
     pub fn defaults() -> Self {
         let mut configuration = Self::new();
         for setting in SETTINGS {
-            let value = setting.default.and_then(|text| setting.kind.from_text(text));
+            let value = setting.default.and_then(|text| setting.kind.read_text(text));
             if let Some(value) = value {
                 configuration.put(setting.path, value, Origin::Default);
             }
@@ -143,7 +143,7 @@ impl Configuration {
 }
 
 fn read(setting: &Setting, text: &str, origin: &Origin) -> Result<Value, ConfigurationError> {
-    setting.kind.from_text(text).ok_or_else(|| ConfigurationError::Value {
+    setting.kind.read_text(text).ok_or_else(|| ConfigurationError::Value {
         place: origin.to_string(),
         found: text.into(),
         expected: setting.kind.expected(),
@@ -151,5 +151,5 @@ fn read(setting: &Setting, text: &str, origin: &Origin) -> Result<Value, Configu
 }
 
 fn is_true(text: Option<String>) -> Option<bool> {
-    super::Kind::Flag.from_text(&text?)?.as_flag()
+    super::Kind::Flag.read_text(&text?)?.as_flag()
 }

@@ -185,7 +185,7 @@ impl Reader<'_> {
                 return Ok(());
             }
         }
-        let value = setting.kind.from_node(value).ok_or_else(|| ConfigurationError::Value {
+        let value = setting.kind.read_node(value).ok_or_else(|| ConfigurationError::Value {
             place: place.to_string(),
             found: value.to_string(),
             expected: setting.kind.expected(),
@@ -214,7 +214,7 @@ impl Reader<'_> {
     }
 
     fn old_fp16(&self, place: Place, value: &Node, into: &mut Configuration) -> Result<(), ConfigurationError> {
-        let flag = super::Kind::Flag.from_node(value);
+        let flag = super::Kind::Flag.read_node(value);
         match (flag.and_then(|flag| flag.as_flag()), value) {
             (Some(true), _) => {
                 let precision = known_setting("mixed_precision");

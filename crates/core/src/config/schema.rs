@@ -71,7 +71,7 @@ fn of_setting(setting: &Setting) -> Json {
         Kind::Machines => json!({"type": ["string", "integer", "null"], "pattern": "^[0-9]+(:[0-9]+)?$", "minimum": 1}),
     };
     schema["description"] = setting.about.into();
-    let default = setting.default.and_then(|text| setting.kind.from_text(text));
+    let default = setting.default.and_then(|text| setting.kind.read_text(text));
     if let Some(default) = default {
         schema["default"] = default.to_json();
     }

@@ -39,18 +39,18 @@ pub enum Kind {
 
 impl Kind {
     /// Reads a value of this kind; `None` where it is none.
-    pub(crate) fn from_node(self, node: &Node) -> Option<Value> {
+    pub(crate) fn read_node(self, node: &Node) -> Option<Value> {
         match (self, node) {
             (Self::Flag, Node::Flag(flag)) => Some(Value::Flag(*flag)),
             // PyYAML reads an unquoted `no` as false, and writes it so.
-            (Self::OneOf(names), Node::Flag(false)) if !names.contains(&"false") => self.from_text("no"),
-            (_, Node::Flag(flag)) => self.from_text(if *flag { "true" } else { "false" }),
+            (Self::OneOf(names), Node::Flag(false)) if !names.contains(&"false") => self.read_text("no"),
+            (_, Node::Flag(flag)) => self.read_text(if *flag { "true" } else { "false" }),
             (Self::Whole(least), Node::Number(number)) => {
                 let whole = <u64 as crate::deepspeed::FromNode>::from_node(&Node::Number(number.clone()));
                 whole.filter(|whole| *whole >= least).map(Value::Whole)
             }
-            (_, Node::Number(number)) => self.from_text(&number.to_string()),
-            (_, Node::Text(text)) => self.from_text(text),
+            (_, Node::Number(number)) => self.read_text(&number.to_string()),
+            (_, Node::Text(text)) => self.read_text(text),
             (Self::Words, Node::List(items)) => {
                 let words = items.iter().map(|item| match item {
                     Node::Text(text) => Some(text.clone()),
@@ -64,7 +64,7 @@ impl Kind {
     }
 
     /// Reads a value of this kind from the text of a variable or a flag.
-    pub(crate) fn from_text(self, text: &str) -> Option<Value> {
+    pub(crate) fn read_text(self, text: &str) -> Option<Value> {
         let text = text.trim();
         match self {
             Self::Flag => flag(text).map(Value::Flag),

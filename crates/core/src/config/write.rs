@@ -35,8 +35,10 @@ impl Configuration {
             let mut name = file.file_name().unwrap_or_default().to_owned();
             name.push(".part");
             let part = file.with_file_name(name);
-            std::fs::write(&part, text)?;
-            std::fs::rename(part, file)
+            let written = std::fs::write(&part, text).and_then(|()| std::fs::rename(&part, file));
+            written.inspect_err(|_| {
+                let _ = std::fs::remove_file(&part);
+            })
         };
         write().map_err(|source| ConfigurationError::Unwritable {
             file: file.display().to_string(),

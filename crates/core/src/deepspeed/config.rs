@@ -12,9 +12,8 @@ use super::{
     deprecated,
 };
 use crate::settings::BatchPlan;
+use crate::text_file::{Unread, read_text};
 use std::cell::RefCell;
-use std::fs::File;
-use std::io::{self, Read};
 use std::path::Path;
 
 /// The most bytes that are read of a file.
@@ -103,20 +102,13 @@ impl DeepSpeedConfig {
     /// A file that cannot be read, is larger than 1 MiB, or whose text [`Self::parse`] refuses.
     pub fn read(file: &Path, validation: Validation) -> Result<Self, ConfigError> {
         let name = file.display().to_string();
-        let unreadable = |source| ConfigError::Unreadable {
-            file: name.clone(),
-            source,
-        };
-        let mut bytes = Vec::new();
-        let opened = File::open(file).map_err(unreadable)?;
-        opened.take(LARGEST + 1).read_to_end(&mut bytes).map_err(unreadable)?;
-        if bytes.len() as u64 > LARGEST {
-            return Err(ConfigError::TooLarge {
-                file: name,
-                limit: LARGEST,
-            });
-        }
-        let text = String::from_utf8(bytes).map_err(|error| unreadable(io::Error::other(error)))?;
+        let text = read_text(file, LARGEST).map_err(|unread| {
+            let file = name.clone();
+            match unread {
+                Unread::TooLarge => ConfigError::TooLarge { file, limit: LARGEST },
+                Unread::Unreadable(source) => ConfigError::Unreadable { file, source },
+            }
+        })?;
         Self::parse(&text, &name, validation)
     }
 

@@ -32,7 +32,8 @@ fn assert_refused(text: &str, parts: &[&str]) {
 #[test]
 fn files_of_every_version_of_accelerate_load() {
     // File, and what it must give; the files have the peculiarities of Accelerate's tests/test_configs.
-    let files: [(&str, &[(&str, &str)], usize); 7] = [
+    type Values<'v> = &'v [(&'v str, &'v str)];
+    let files: [(&str, Values<'_>, usize); 7] = [
         (
             "0_11_0.yaml",
             &[
@@ -47,7 +48,7 @@ fn files_of_every_version_of_accelerate_load() {
             "0_28_0_mpi.yaml",
             &[
                 ("distributed_type", "MULTI_CPU"),
-                ("mpirun_config.mpirun_hostfile", "/home/user/hostfile"),
+                ("mpirun_config.mpirun_hostfile", "shared/hostfile"),
                 ("num_machines", "4"),
                 ("num_processes", "16"),
                 ("use_cpu", "true"),

@@ -108,6 +108,18 @@ pub(super) fn check(answers: &Answers) -> Result<(), String> {
     {
         return Err(format!("{ranks} ranks cannot be divided into {groups} equal groups"));
     }
+    let ids = answers.text("gpu_ids");
+    if let Some(ranks) = number("num_processes")
+        && !["", "all"].contains(&ids)
+    {
+        let ids = Vec::from_iter(ids.split(',').map(|id| id.trim().parse::<u64>()));
+        if ids.iter().any(Result::is_err) {
+            return Err("expected numbers from 0 with commas between, or all".to_owned());
+        }
+        if (ids.len() as u64) < ranks {
+            return Err(format!("{ranks} ranks need a GPU each, and these are {}", ids.len()));
+        }
+    }
     let machines = answers.text("num_machines").rsplit(':').next();
     if let Some(machines) = machines.and_then(|machines| machines.parse::<u64>().ok()) {
         if number("machine_rank").is_some_and(|machine| machine >= machines) {
@@ -121,4 +133,41 @@ pub(super) fn check(answers: &Answers) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(given: &[(&'static str, &str)]) -> Result<(), String> {
+        let mut answers = Answers::default();
+        given
+            .iter()
+            .for_each(|(key, answer)| answers.give(key, (*answer).to_owned()));
+        check(&answers)
+    }
+
+    #[test]
+    fn answers_that_no_launch_would_take_are_refused() {
+        let ranks = ("num_processes", "4");
+        for (given, reason) in [
+            (&[ranks, (REPLICAS, "3")][..], "equal groups"),
+            (&[ranks, ("gpu_ids", "0,1")], "these are 2"),
+            (&[ranks, ("gpu_ids", "0,x,1,2")], "numbers from 0"),
+            (&[ranks, ("num_machines", "1:8")], "need 8 ranks"),
+            (&[("num_machines", "2"), ("machine_rank", "2")], "is 1"),
+        ] {
+            let error = checked(given).unwrap_err();
+            assert!(error.contains(reason), "{given:?}: {error}");
+        }
+        let fitting = [
+            ranks,
+            (REPLICAS, "2"),
+            ("gpu_ids", "0, 1,2,3"),
+            ("num_machines", "2"),
+            ("machine_rank", "1"),
+        ];
+        assert_eq!(checked(&fitting), Ok(()));
+        assert_eq!(checked(&[ranks, ("gpu_ids", "all")]), Ok(()));
+    }
 }
