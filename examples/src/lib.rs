@@ -1,7 +1,8 @@
-//! What the training programs of Sconce share: models, model folders and text.
+//! What the training programs of Sconce share: models, model folders, text and diffusion.
 //!
 //! This crate owns models as plain code over a [`candle_nn::VarBuilder`] ([`models`]), reading and writing of
-//! HuggingFace model folders ([`huggingface`]), and text as rows of token ids ([`text`]). Nothing in it may know
+//! HuggingFace model folders ([`huggingface`]), text as rows of token ids ([`text`]), and noise schedules, sampling and encoded
+//! videos ([`diffusion`]). Nothing in it may know
 //! how training is distributed: a model says what it computes, and the program that trains it says in a few
 //! lines where its parameters live.
 //!
@@ -24,6 +25,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod diffusion;
 pub mod huggingface;
 pub mod models;
 pub mod report;

@@ -11,7 +11,9 @@ use crate::{Accelerator, Checkpoints, DeviceRequest, Error, GradientCompression,
 use candle_core::Device;
 use sconce_collectives::{Options, World, connect};
 use sconce_fsdp::FullyShardedOptions;
-use sconce_zero::{DiskOptions, Engine, EngineOptions, Gathering, LossScaling, ParameterSet, ShardingStrategy};
+use sconce_zero::{
+    DiskOptions, Engine, EngineOptions, Gathering, LossScaling, ParameterSet, ShardingStrategy, UnitPolicy,
+};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -96,6 +98,14 @@ impl AcceleratorBuilder {
     #[must_use]
     pub fn keep_in_f32(mut self, parameters: ParameterSet) -> Self {
         self.program.keep_in_f32 = parameters;
+        self
+    }
+
+    /// Chooses parts of the model ([`unit`](crate::unit())s and others) that compute again in the backward instead of keeping what it needs:
+    /// gradient checkpointing, under any strategy. By default none, or what FSDP's `activation_checkpointing` says.
+    #[must_use]
+    pub fn recompute(mut self, parts: UnitPolicy) -> Self {
+        self.program.recompute = Some(parts);
         self
     }
 

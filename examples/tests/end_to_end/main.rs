@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod checkpoints;
+mod cogvideox;
 mod instructions;
 mod killed_rank;
 mod over_mpi;

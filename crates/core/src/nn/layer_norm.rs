@@ -54,6 +54,11 @@ impl LayerNorm {
         self.bias.as_ref()
     }
 
+    /// Returns what is added to the variance.
+    pub(super) fn eps(&self) -> f64 {
+        self.eps
+    }
+
     fn compose(&self, xs: &Tensor) -> Result<Tensor> {
         let dtype = composition_dtype(xs.dtype());
         let wide = xs.to_dtype(dtype)?;
@@ -114,15 +119,11 @@ struct Gradients {
 impl Normalization {
     fn forward<T: Element>(&self, xs: &[T], weight: &[T], bias: Option<&[T]>) -> CpuStorage {
         let mut out = bytemuck::zeroed_vec::<T>(xs.len());
-        let block = row_blocks::independent(weight.len()) * weight.len();
-        row_blocks::for_each(&mut out, block, |index, out| {
-            normalize_rows(&xs[index * block..][..out.len()], weight, bias, self.eps, out);
-        });
+        normalize(xs, weight, bias, self.eps, &mut out);
         T::store(out)
     }
 
     fn gradients(&self, xs: &Tensor, weight: &Tensor, gradient: &Tensor) -> Result<Gradients> {
-        let width = xs.dim(D::Minus1)?;
         let gradient = gradient.contiguous()?;
         let x_lock = CpuTensor::lock(NAME, xs);
         let weight_lock = CpuTensor::lock(NAME, weight);
@@ -130,16 +131,7 @@ impl Normalization {
         with_element!(xs.dtype(), NAME, T => {
             let (x, w, g) = (x_lock.elements::<T>()?, weight_lock.elements::<T>()?, gradient.elements::<T>()?);
             let mut dx = bytemuck::zeroed_vec::<T>(x.len());
-            let block = row_blocks::summed(x.len() / width.max(1), width) * width;
-            // A row of partial sums is the weight's, then the bias's.
-            let mut partials = vec![0f32; x.len().div_ceil(block.max(1)) * 2 * width];
-            row_blocks::for_each_pair((&mut dx, block), (&mut partials, 2 * width), |index, dx, sums| {
-                let range = index * block..index * block + dx.len();
-                let (dw, db) = sums.split_at_mut(width);
-                gradient_rows(&x[range.clone()], w, &g[range], self.eps, dx, dw, db);
-            });
-            let mut dw = row_blocks::sum_rows(&partials, 2 * width);
-            let db = dw.split_off(width);
+            let [dw, db] = differentiate(x, w, g, self.eps, &mut dx);
             Ok(Gradients {
                 xs: tensor_like(dx, xs)?,
                 weight: tensor_like(T::round_all(dw), weight)?,
@@ -222,6 +214,36 @@ impl CustomOp2 for Normalization {
     }
 }
 
+/// Normalises rows.
+pub(super) fn normalize<T: Element, W: Element>(xs: &[T], weight: &[W], bias: Option<&[W]>, eps: f32, out: &mut [T]) {
+    let block = row_blocks::independent(weight.len()) * weight.len();
+    row_blocks::for_each(out, block, |index, out| {
+        normalize_rows(&xs[index * block..][..out.len()], weight, bias, eps, out);
+    });
+}
+
+/// Writes the gradient of rows; returns those of weight and bias, which are sums over the rows.
+pub(super) fn differentiate<T: Element, W: Element>(
+    xs: &[T],
+    weight: &[W],
+    gs: &[T],
+    eps: f32,
+    dx: &mut [T],
+) -> [Vec<f32>; 2] {
+    let width = weight.len();
+    let block = row_blocks::summed(xs.len() / width.max(1), width) * width;
+    // A row of partial sums is the weight's, then the bias's.
+    let mut partials = vec![0f32; xs.len().div_ceil(block.max(1)) * 2 * width];
+    row_blocks::for_each_pair((dx, block), (&mut partials, 2 * width), |index, dx, sums| {
+        let range = index * block..index * block + dx.len();
+        let (dw, db) = sums.split_at_mut(width);
+        gradient_rows(&xs[range.clone()], weight, &gs[range], eps, dx, dw, db);
+    });
+    let mut dw = row_blocks::sum_rows(&partials, 2 * width);
+    let db = dw.split_off(width);
+    [dw, db]
+}
+
 /// Returns the mean and the reciprocal of the standard deviation. The mean is taken off before
 /// squaring: a row far from zero would lose its variance to rounding otherwise.
 #[inline(always)]
@@ -233,7 +255,7 @@ fn moments<T: Element>(xs: &[T], eps: f32) -> (f32, f32) {
 }
 
 #[multiversion(targets = "simd")]
-fn normalize_rows<T: Element>(xs: &[T], weight: &[T], bias: Option<&[T]>, eps: f32, out: &mut [T]) {
+fn normalize_rows<T: Element, W: Element>(xs: &[T], weight: &[W], bias: Option<&[W]>, eps: f32, out: &mut [T]) {
     let width = weight.len();
     for (xs, out) in xs.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
         let (mean, scale) = moments(xs, eps);
@@ -256,7 +278,15 @@ fn normalize_rows<T: Element>(xs: &[T], weight: &[T], bias: Option<&[T]>, eps: f
 /// With `n` the normalised row, `r` the reciprocal deviation and `d = w g`:
 /// `dx = r (d - mean(d) - n mean(d n))`, `dw += g n`, `db += g`.
 #[multiversion(targets = "simd")]
-fn gradient_rows<T: Element>(xs: &[T], weight: &[T], gs: &[T], eps: f32, dx: &mut [T], dw: &mut [f32], db: &mut [f32]) {
+fn gradient_rows<T: Element, W: Element>(
+    xs: &[T],
+    weight: &[W],
+    gs: &[T],
+    eps: f32,
+    dx: &mut [T],
+    dw: &mut [f32],
+    db: &mut [f32],
+) {
     let width = weight.len();
     let rows = xs.chunks_exact(width).zip(gs.chunks_exact(width));
     for (dx, (xs, gs)) in dx.chunks_exact_mut(width).zip(rows) {

@@ -12,9 +12,10 @@
 //! | [`Linear`] | candle's products; no gradients of frozen parameters, which candle computes always; in [`fp8`](crate::fp8) where the run is |
 //! | [`LoraLinear`] | a frozen [`Linear`] with a trained product of thin matrices beside it |
 //! | [`Embedding`] | parallel gather, and scatter-add in a fixed order |
-//! | [`RotaryEmbedding`] | reads transposed views in place |
+//! | [`adaptive_layer_norm`] | a [`LayerNorm`] that is scaled and shifted by sample, in the same pass |
+//! | [`RotaryEmbedding`] | reads transposed views in place; pairs of halves or of neighbours, positions of any number of axes |
 //! | [`causal_attention`], [`attention`] | grouped-query, without quadratic memory; [`masked_attention`] within windows and documents |
-//! | [`swiglu`] | `silu(gate) · up` |
+//! | [`swiglu`], [`gelu_tanh`] | `silu(gate) · up`; the tanh approximation of GELU |
 //! | [`Dropout`] | the same mask both ways, made from the rank's random state; in any dtype |
 //! | [`cross_entropy`] | no `[n, vocab]` temporaries but the gradient |
 //!
@@ -41,6 +42,7 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 
+mod adaptive_layer_norm;
 mod arguments;
 mod attention;
 mod causal_mask;
@@ -50,6 +52,7 @@ mod element;
 mod embedding;
 mod exponential;
 mod fp8_product;
+mod gelu;
 mod heads;
 mod lanes;
 mod layer_norm;
@@ -63,6 +66,7 @@ mod row_blocks;
 mod softmax;
 mod swiglu;
 
+pub use adaptive_layer_norm::adaptive_layer_norm;
 pub use attention::{attention, causal_attention, masked_attention};
 pub use causal_mask::CausalMask;
 pub use cross_entropy::cross_entropy;
@@ -70,6 +74,7 @@ pub use dropout::Dropout;
 #[doc(hidden)]
 pub use element::as_compositions;
 pub use embedding::{Embedding, embedding};
+pub use gelu::gelu_tanh;
 pub use layer_norm::{LayerNorm, layer_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
 pub(crate) use lora::is_adapter_name;

@@ -14,11 +14,21 @@ const NAME: &str = "rotary_embedding";
 
 /// Rotates pairs of elements of queries and keys by angles that grow with the position (Su et al.,
 /// 2021, arXiv:2104.09864), in the pairing of Hugging Face's Llama: element `i` with element
-/// `i + head_dim / 2`.
+/// `i + head_dim / 2`; or, [where that is asked for](Self::of_neighbours), in the paper's.
 #[derive(Debug, Clone)]
 pub struct RotaryEmbedding {
     cos: Tensor,
     sin: Tensor,
+    pairing: Pairing,
+}
+
+/// Which elements of a row turn together as pair `i`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pairing {
+    /// `i` and `i + head_dim / 2`.
+    Halves,
+    /// `2 i` and `2 i + 1`.
+    Neighbours,
 }
 
 impl RotaryEmbedding {
@@ -53,6 +63,7 @@ impl RotaryEmbedding {
         Ok(Self {
             cos: table(f64::cos)?,
             sin: table(f64::sin)?,
+            pairing: Pairing::Halves,
         })
     }
 
@@ -71,7 +82,18 @@ impl RotaryEmbedding {
         Ok(Self {
             cos: constant(cos)?,
             sin: constant(sin)?,
+            pairing: Pairing::Halves,
         })
+    }
+
+    /// Returns an embedding of the same angles that turns element `2 i` with element `2 i + 1` as pair `i`, as in diffusers'
+    /// `apply_rotary_emb` and in GPT-J.
+    #[must_use]
+    pub fn of_neighbours(self) -> Self {
+        Self {
+            pairing: Pairing::Neighbours,
+            ..self
+        }
     }
 
     /// Returns the number of positions the tables hold.
@@ -113,6 +135,7 @@ impl RotaryEmbedding {
             with_adjacent_elements(xs)?.apply_op1(Rotation {
                 cos: self.cos.narrow(0, start, sequence)?.to_dtype(DType::F32)?,
                 sin: self.sin.narrow(0, start, sequence)?.to_dtype(DType::F32)?,
+                pairing: self.pairing,
             })
         } else {
             self.compose(xs, start)
@@ -120,16 +143,26 @@ impl RotaryEmbedding {
     }
 
     fn compose(&self, xs: &Tensor, start: usize) -> Result<Tensor> {
-        let (_, _, sequence, head_dim) = xs.dims4()?;
+        let (batch, heads, sequence, head_dim) = xs.dims4()?;
+        let half = head_dim / 2;
         let dtype = composition_dtype(xs.dtype());
         let cos = self.cos.narrow(0, start, sequence)?.to_dtype(dtype)?;
         let sin = self.sin.narrow(0, start, sequence)?.to_dtype(dtype)?;
         let wide = xs.to_dtype(dtype)?;
-        let low = wide.narrow(D::Minus1, 0, head_dim / 2)?;
-        let high = wide.narrow(D::Minus1, head_dim / 2, head_dim / 2)?;
+        let (low, high) = match self.pairing {
+            Pairing::Halves => (wide.narrow(D::Minus1, 0, half)?, wide.narrow(D::Minus1, half, half)?),
+            Pairing::Neighbours => {
+                let pairs = wide.reshape((batch, heads, sequence, half, 2))?;
+                (pairs.get_on_dim(4, 0)?, pairs.get_on_dim(4, 1)?)
+            }
+        };
         let turned_low = (low.broadcast_mul(&cos)? - high.broadcast_mul(&sin)?)?;
         let turned_high = (high.broadcast_mul(&cos)? + low.broadcast_mul(&sin)?)?;
-        Tensor::cat(&[turned_low, turned_high], D::Minus1)?.to_dtype(xs.dtype())
+        let turned = match self.pairing {
+            Pairing::Halves => Tensor::cat(&[turned_low, turned_high], D::Minus1)?,
+            Pairing::Neighbours => Tensor::stack(&[turned_low, turned_high], 4)?.reshape(xs.shape())?,
+        };
+        turned.to_dtype(xs.dtype())
     }
 }
 
@@ -137,6 +170,7 @@ impl RotaryEmbedding {
 struct Rotation {
     cos: Tensor,
     sin: Tensor,
+    pairing: Pairing,
 }
 
 impl Rotation {
@@ -154,7 +188,11 @@ impl Rotation {
             let first_plane = index * block / plane_elements;
             for (offset, out) in out.chunks_exact_mut(plane_elements).enumerate() {
                 let plane = xs.plane(first_plane + offset);
-                turn_rows(plane, xs.row_stride(), (cos, sin), direction, out, xs.size);
+                let turn = match self.pairing {
+                    Pairing::Halves => turn_halves,
+                    Pairing::Neighbours => turn_neighbours,
+                };
+                turn(plane, xs.row_stride(), (cos, sin), direction, out, xs.size);
             }
         });
         Ok(out)
@@ -187,7 +225,7 @@ impl CustomOp1 for Rotation {
 }
 
 #[multiversion(targets = "simd")]
-fn turn_rows<T: Element>(
+fn turn_halves<T: Element>(
     xs: &[T],
     stride: usize,
     (cos, sin): (&[f32], &[f32]),
@@ -205,6 +243,30 @@ fn turn_rows<T: Element>(
             let sin = direction * sin;
             *out_low = T::round(low.widen() * cos - high.widen() * sin);
             *out_high = T::round(high.widen() * cos + low.widen() * sin);
+        }
+    }
+}
+
+#[multiversion(targets = "simd")]
+fn turn_neighbours<T: Element>(
+    xs: &[T],
+    stride: usize,
+    (cos, sin): (&[f32], &[f32]),
+    direction: f32,
+    out: &mut [T],
+    size: usize,
+) {
+    let half = size / 2;
+    let angles = cos.chunks_exact(half).zip(sin.chunks_exact(half));
+    for (row, (out, (cos, sin))) in out.chunks_exact_mut(size).zip(angles).enumerate() {
+        let (pairs, _) = xs[row * stride..][..size].as_chunks::<2>();
+        let (out_pairs, _) = out.as_chunks_mut::<2>();
+        for ((out, &[first, second]), (&cos, &sin)) in out_pairs.iter_mut().zip(pairs).zip(cos.iter().zip(sin)) {
+            let sin = direction * sin;
+            *out = [
+                T::round(first.widen() * cos - second.widen() * sin),
+                T::round(second.widen() * cos + first.widen() * sin),
+            ];
         }
     }
 }

@@ -25,7 +25,7 @@ use sconce_collectives::World;
 use sconce_fsdp::{FsdpStrategy, FullySharded};
 use sconce_zero::{
     DataParallel, DiskOptions, EngineOptions, Gathering, LossScaling, Offloaded, ParameterSet, PowerSgd,
-    ShardingStrategy, Tier, ZeroStage,
+    ShardingStrategy, Tier, UnitPolicy, ZeroStage,
 };
 use std::collections::BTreeMap;
 
@@ -50,6 +50,8 @@ pub struct RunSettings {
     pub autocast: bool,
     /// Parameters that are f32 whatever the precision.
     pub keep_in_f32: ParameterSet,
+    /// Which parts of the model compute again in the backward; `None` leaves it to FSDP's switch.
+    pub recompute: Option<UnitPolicy>,
     /// How scales of fp8 come to be, where that is the precision.
     pub fp8: Option<Fp8Recipe>,
     /// How losses are scaled; `None` takes them as they are.
@@ -262,6 +264,7 @@ impl RunSettings {
             find_unused_parameters: self.find_unused_parameters,
             detect_anomaly: self.detect_anomaly,
             keep_in_f32: self.keep_in_f32.clone(),
+            recompute: self.recompute.clone().unwrap_or(default.recompute),
             first_bucket_bytes: default.first_bucket_bytes.min(bucket_bytes),
             bucket_bytes,
             reduce_dtype: self.reduce_dtype,

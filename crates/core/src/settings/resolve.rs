@@ -12,7 +12,7 @@ use crate::schedule::ScheduleStepping;
 use crate::{Checkpoints, Error, GradientCompression, Result};
 use candle_core::DType;
 use sconce_fsdp::FullyShardedOptions;
-use sconce_zero::{BackoffScaling, DiskOptions, Gathering, HysteresisScaling, LossScaling, ParameterSet};
+use sconce_zero::{BackoffScaling, DiskOptions, Gathering, HysteresisScaling, LossScaling, ParameterSet, UnitPolicy};
 
 /// What code says of a run; what is `None` is for others to say.
 #[derive(Debug, Default)]
@@ -21,6 +21,7 @@ pub(crate) struct ProgramSettings {
     pub(crate) mixed_precision: Option<MixedPrecision>,
     pub(crate) autocast: bool,
     pub(crate) keep_in_f32: ParameterSet,
+    pub(crate) recompute: Option<UnitPolicy>,
     pub(crate) fp8: Option<Fp8Recipe>,
     pub(crate) loss_scaling: Option<LossScaling>,
     pub(crate) sync_each_batch: Option<bool>,
@@ -153,6 +154,7 @@ impl ProgramSettings {
             precision,
             autocast: self.autocast,
             keep_in_f32: self.keep_in_f32.clone(),
+            recompute: self.recompute.clone(),
             fp8,
             loss_scaling: self
                 .loss_scaling

@@ -1,10 +1,12 @@
 //! The layers of `sconce_core::nn` against closed forms in `f64`, finite differences, and candle's
 //! slow differentiable compositions.
 
+mod adaptive_layer_norm;
 mod attention;
 mod cross_entropy;
 mod dropout;
 mod embedding;
+mod gelu;
 mod layer_norm;
 mod linear;
 mod lora;

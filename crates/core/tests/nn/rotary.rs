@@ -96,6 +96,40 @@ fn rotation_agrees_with_candle_and_on_any_number_of_threads() {
 }
 
 #[test]
+fn neighbours_turn_by_the_same_angles_as_halves() {
+    for (shape, start) in [([1, 1, 1, 2], 5), ([2, 3, 5, 6], 0), ([1, 2, 3, 34], 4)] {
+        let inputs = [values(&shape, 1)];
+        let layer = |x: &[Tensor]| rotary(shape[3], 9, x[0].dtype()).of_neighbours().apply(&x[0], start);
+        check(&format!("rotary of neighbours {shape:?}"), &inputs, layer, |x| {
+            neighbours(&x[0], shape[3], shape[2], start)
+        });
+    }
+    let inputs = [values(&[2, 3, 4, 6], 2)];
+    let heads_last = |x: &[Tensor]| {
+        rotary(6, 9, x[0].dtype())
+            .of_neighbours()
+            .apply(&x[0].transpose(1, 2)?, 1)
+    };
+    check("rotary of transposed neighbours", &inputs, heads_last, |x| {
+        neighbours(&permuted(&x[0], [2, 3, 4, 6], [0, 2, 1, 3]), 6, 3, 1)
+    });
+}
+
+/// The paper's rotation, of elements `2 i` and `2 i + 1`, by complex numbers.
+fn neighbours(xs: &[f64], size: usize, sequence: usize, start: usize) -> Vec<f64> {
+    let row = |(row, xs): (usize, &[f64])| -> Vec<f64> {
+        let position = (start + row % sequence) as f64;
+        let turn = |(pair, xs): (usize, &[f64])| {
+            let (length, phase) = (xs[0].hypot(xs[1]), xs[1].atan2(xs[0]));
+            let phase = phase + position * THETA.powf(-2.0 * pair as f64 / size as f64);
+            [length * phase.cos(), length * phase.sin()]
+        };
+        xs.chunks(2).enumerate().flat_map(turn).collect()
+    };
+    xs.chunks(size).enumerate().flat_map(row).collect()
+}
+
+#[test]
 fn decoding_step_by_step_agrees_with_the_whole_sequence() {
     let layer = rotary(8, 16, DType::F32);
     let xs = values(&[1, 2, 6, 8], 4).to_dtype(DType::F32).unwrap();
