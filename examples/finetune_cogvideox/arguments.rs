@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{ArgAction, Parser, ValueEnum};
 use sconce_core::deepspeed::MixedPrecision;
 use sconce_core::nn::LoraOptions;
+use sconce_examples::models::Adapters;
 use sconce_examples::models::CogVideoXConfig;
-use sconce_examples::models::cogvideox::Adapters;
 
 /// The pipeline, data and prompts that come with the examples.
 const SHIPPED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/tiny-cogvideox");
@@ -270,8 +270,7 @@ impl Arguments {
         let options = LoraOptions {
             rank: self.rank,
             alpha: self.lora_alpha,
-            dropout: 0.0,
-            rank_stabilized: false,
+            ..LoraOptions::default()
         };
         Adapters::new(options, &self.target_modules)
             .context("--target_modules")

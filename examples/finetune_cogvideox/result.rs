@@ -10,7 +10,7 @@ use sconce_core::export::{Library, MAX_SHARD_SIZE, NewFolder, export_tensors};
 use sconce_core::nn::LoraLinear;
 use sconce_core::{Accelerator, Engine};
 use sconce_examples::huggingface::ModelFolder;
-use sconce_examples::models::cogvideox::Adapters;
+use sconce_examples::models::Adapters;
 use serde_json::{Map, Value, json};
 
 /// The name by which `load_lora_weights` finds adapters in a folder.

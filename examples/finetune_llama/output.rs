@@ -7,7 +7,7 @@ use sconce_core::Accelerator;
 use sconce_core::export::export_peft;
 use sconce_core::nn::LoraLinear;
 use sconce_examples::huggingface::{ModelFolder, write_model_folder};
-use sconce_examples::models::Adapters;
+use sconce_examples::models::LlamaAdapters;
 
 use crate::arguments::Arguments;
 
@@ -16,7 +16,7 @@ pub(crate) fn write(
     arguments: &Arguments,
     acc: &dyn Accelerator,
     folder: &ModelFolder,
-    adapters: Option<&Adapters>,
+    adapters: Option<&LlamaAdapters>,
 ) -> Result<()> {
     let Some(directory) = &arguments.output_dir else {
         return Ok(());
@@ -39,7 +39,12 @@ pub(crate) fn write(
     Ok(())
 }
 
-fn write_adapters(directory: &Path, arguments: &Arguments, acc: &dyn Accelerator, adapters: &Adapters) -> Result<()> {
+fn write_adapters(
+    directory: &Path,
+    arguments: &Arguments,
+    acc: &dyn Accelerator,
+    adapters: &LlamaAdapters,
+) -> Result<()> {
     // Gathers the adapters alone, not the base.
     let which = LoraLinear::adapter_parameters();
     let tensors = acc.engine().read(&which, |gathered| {

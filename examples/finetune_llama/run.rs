@@ -8,7 +8,7 @@ use sconce_core::nn::{LoraLinear, LoraOptions};
 use sconce_core::trackers::Trackers;
 use sconce_core::{Accelerator, Dataset as _, WeightFiles, Weights};
 use sconce_examples::huggingface::{ModelFolder, check_model_folder_is_free};
-use sconce_examples::models::{Adapters, Llama, LlamaConfig};
+use sconce_examples::models::{Llama, LlamaAdapters, LlamaConfig};
 use sconce_examples::text::{
     ChatTemplate, DataOptions, ExampleEncoder, PromptFormat, SpecialTokens, TextEncoder, TrainingData,
 };
@@ -19,7 +19,7 @@ use crate::samples::Sampler;
 /// What a run works on, checked.
 pub(crate) struct Run {
     pub(crate) folder: ModelFolder,
-    pub(crate) adapters: Option<Adapters>,
+    pub(crate) adapters: Option<LlamaAdapters>,
     pub(crate) model: Llama,
     pub(crate) data: TrainingData,
     pub(crate) held_out: Option<TrainingData>,
@@ -97,7 +97,7 @@ fn check(arguments: &Arguments) -> Result<()> {
 }
 
 /// Returns the adapters that are asked for.
-pub(crate) fn adapters(arguments: &Arguments) -> Result<Option<Adapters>> {
+pub(crate) fn adapters(arguments: &Arguments) -> Result<Option<LlamaAdapters>> {
     let Some(rank) = arguments.lora_r else { return Ok(None) };
     let options = LoraOptions {
         rank,
@@ -105,7 +105,7 @@ pub(crate) fn adapters(arguments: &Arguments) -> Result<Option<Adapters>> {
         dropout: arguments.lora_dropout,
         rank_stabilized: arguments.use_rslora,
     };
-    Adapters::new(options, &arguments.lora_target_modules)
+    LlamaAdapters::new(options, &arguments.lora_target_modules)
         .context("--lora_r")
         .map(Some)
 }

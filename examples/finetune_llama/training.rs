@@ -8,7 +8,7 @@ use sconce_core::{
     Accelerator, AdamW, DataLoader, LinearSchedule, ParameterGroups, ParameterSet, PreparedLoader, ReduceOp,
 };
 use sconce_examples::huggingface::ModelFolder;
-use sconce_examples::models::{Adapters, Llama, Reading};
+use sconce_examples::models::{Llama, LlamaAdapters, Reading};
 use sconce_examples::report;
 use sconce_examples::text::TrainingData;
 
@@ -21,7 +21,7 @@ use crate::samples::Sampler;
 /// What is left of a run when it has been trained.
 pub(crate) struct Trained {
     pub(crate) folder: ModelFolder,
-    pub(crate) adapters: Option<Adapters>,
+    pub(crate) adapters: Option<LlamaAdapters>,
     /// Optimizer steps that were taken, those before a resume included.
     pub(crate) steps: u64,
 }

@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarBuilder;
 use sconce_core::nn::LoraOptions;
 use sconce_examples::huggingface::ModelFolder;
-use sconce_examples::models::{Adapters, Llama, LlamaConfig, Reading};
+use sconce_examples::models::{Llama, LlamaAdapters, LlamaConfig, Reading};
 
 const CASES: [&str; 10] = [
     "llama",
@@ -100,7 +100,7 @@ fn merged_adapters_are_weights_of_a_model_that_computes_the_same() -> Result<()>
             rank_stabilized,
             ..LoraOptions::default()
         };
-        let adapters = Adapters::new(options, &["all-linear".to_owned()])?;
+        let adapters = LlamaAdapters::new(options, &["all-linear".to_owned()])?;
         let config = LlamaConfig::from_model_folder(&ModelFolder::open(&folder("qwen2").join("model"))?)?;
         let mut values = base("qwen2")?;
         for (name, tensor) in base("qwen2")? {
@@ -136,7 +136,7 @@ fn merged_adapters_are_weights_of_a_model_that_computes_the_same() -> Result<()>
 fn adapters_that_cannot_be_are_refused() {
     let refused = |options: LoraOptions, target: &str| {
         let targets = Vec::from_iter(target.split_whitespace().map(str::to_owned));
-        Adapters::new(options, &targets).unwrap_err().to_string()
+        LlamaAdapters::new(options, &targets).unwrap_err().to_string()
     };
     let options = LoraOptions::default();
     assert!(refused(options, "q_proj lm_head").contains("\"lm_head\" is no projection with an adapter"));

@@ -13,7 +13,7 @@ use sconce_core::nn::{
 };
 use sconce_core::{Unit, unit_of_class};
 
-use super::adapters::{Adapters, Projection};
+use super::llama_adapters::{LlamaAdapters, Projection};
 use super::llama_config::LlamaConfig;
 use super::rotary_tables::RotaryTables;
 
@@ -56,7 +56,7 @@ impl Llama {
     ///
     /// # Errors
     /// As [`Llama::new`].
-    pub fn with_adapters(config: &LlamaConfig, adapters: Option<&Adapters>, vb: VarBuilder) -> Result<Self> {
+    pub fn with_adapters(config: &LlamaConfig, adapters: Option<&LlamaAdapters>, vb: VarBuilder) -> Result<Self> {
         let model = vb.pp("model");
         let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
         let embed = |vb: VarBuilder<'_>| {
@@ -241,7 +241,7 @@ struct DecoderLayer {
 }
 
 impl DecoderLayer {
-    fn new(config: &LlamaConfig, index: usize, adapters: Option<&Adapters>, vb: VarBuilder) -> Result<Self> {
+    fn new(config: &LlamaConfig, index: usize, adapters: Option<&LlamaAdapters>, vb: VarBuilder) -> Result<Self> {
         let norm = |name| rms_norm(config.hidden_size, config.rms_norm_eps, vb.pp(name));
         Ok(Self {
             input_layernorm: norm("input_layernorm")?,
@@ -276,7 +276,7 @@ struct Attention {
 }
 
 impl Attention {
-    fn new(config: &LlamaConfig, index: usize, adapters: Option<&Adapters>, vb: VarBuilder) -> Result<Self> {
+    fn new(config: &LlamaConfig, index: usize, adapters: Option<&LlamaAdapters>, vb: VarBuilder) -> Result<Self> {
         let width = config.num_attention_heads * config.head_dim;
         let key_value_width = config.num_key_value_heads * config.head_dim;
         let projection = |shape, bias, name| Projection::new(shape, bias, name, adapters, &vb);
@@ -335,7 +335,7 @@ struct FeedForward {
 }
 
 impl FeedForward {
-    fn new(config: &LlamaConfig, adapters: Option<&Adapters>, vb: VarBuilder) -> Result<Self> {
+    fn new(config: &LlamaConfig, adapters: Option<&LlamaAdapters>, vb: VarBuilder) -> Result<Self> {
         let projection = |shape, name| Projection::new(shape, config.mlp_bias, name, adapters, &vb);
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         Ok(Self {

@@ -35,7 +35,7 @@ impl PromptFormat {
     pub fn write(&self, sample: &Sample) -> Result<MarkedText> {
         if let Sample::Text(text) = sample {
             return Ok(MarkedText {
-                learnt: Vec::from_iter([0..text.len()]),
+                learnt: std::iter::once(0..text.len()).collect(),
                 text: text.clone(),
                 has_special_tokens: false,
             });
@@ -61,7 +61,7 @@ impl PromptFormat {
                 let prompt = alpaca(instruction, input);
                 let text = format!("{prompt}{output}");
                 Ok(MarkedText {
-                    learnt: Vec::from_iter([prompt.len()..text.len()]),
+                    learnt: std::iter::once(prompt.len()..text.len()).collect(),
                     text,
                     has_special_tokens: false,
                 })

@@ -21,13 +21,13 @@ const PROJECTIONS: [&str; 7] = [
 
 /// Which projections of a model have adapters, and of what kind.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Adapters {
+pub struct LlamaAdapters {
     /// Rank, scale and dropout of each.
     pub options: LoraOptions,
     targets: BTreeSet<String>,
 }
 
-impl Adapters {
+impl LlamaAdapters {
     /// Chooses projections by name, such as `q_proj`; `all-linear` means all, as in PEFT.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ impl Projection {
         (input, output): (usize, usize),
         bias: bool,
         name: &str,
-        adapters: Option<&Adapters>,
+        adapters: Option<&LlamaAdapters>,
         vb: &VarBuilder,
     ) -> candle_core::Result<Self> {
         let vb = vb.pp(name);
