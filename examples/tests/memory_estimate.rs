@@ -128,7 +128,7 @@ fn peaks_of_whole_parameters_are_what_the_allocator_says() {
     };
     let choice = RunChoice::new(RunStrategy::DataParallel);
     train(AcceleratorBuilder::default(), &sizes, &workload, choice, |_, step| {
-        step()
+        step();
     });
     for precision in [MixedPrecision::No, MixedPrecision::Bf16] {
         for (name, sizes, batch, sequence) in cases() {

@@ -38,11 +38,29 @@ pub enum EstimateError {
     },
     /// A weight file that is damaged or of another format.
     #[error(transparent)]
-    Weights(#[from] sconce_zero::Error),
+    Weights(Box<sconce_zero::Error>),
     /// A damaged checkpoint.
     #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
+    Checkpoint(Box<CheckpointError>),
     /// A combination that no run can have.
     #[error(transparent)]
-    Run(#[from] crate::Error),
+    Run(Box<crate::Error>),
+}
+
+impl From<sconce_zero::Error> for EstimateError {
+    fn from(error: sconce_zero::Error) -> Self {
+        Self::Weights(Box::new(error))
+    }
+}
+
+impl From<CheckpointError> for EstimateError {
+    fn from(error: CheckpointError) -> Self {
+        Self::Checkpoint(Box::new(error))
+    }
+}
+
+impl From<crate::Error> for EstimateError {
+    fn from(error: crate::Error) -> Self {
+        Self::Run(Box::new(error))
+    }
 }

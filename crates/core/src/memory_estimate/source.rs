@@ -54,14 +54,14 @@ fn open_folder(folder: &Path) -> Result<ModelShape, EstimateError> {
             known => known,
         };
     }
-    let is_checkpoint = || {
+    let as_checkpoint = || -> Result<ModelShape, EstimateError> {
         let checkpoint = Checkpoint::open(folder)?;
         let parameters = checkpoint.models().into_iter().flat_map(|model| model.parameters);
         Ok(ModelShape::from_weights(
             parameters.map(|tensor| (tensor.name, tensor.shape)),
         ))
     };
-    match is_checkpoint() {
+    match as_checkpoint() {
         Ok(model) => Ok(model),
         Err(_) if !weights.is_empty() => of_weight_files(&weights),
         Err(error) => match ForeignWeights::find(folder) {
@@ -73,7 +73,7 @@ fn open_folder(folder: &Path) -> Result<ModelShape, EstimateError> {
                 path: folder.to_owned(),
                 reason: "has no config.json, no safetensors files and no checkpoint".to_owned(),
             }),
-            None => Err(EstimateError::Checkpoint(error)),
+            None => Err(error),
         },
     }
 }

@@ -70,12 +70,15 @@ fn cogvideox_has_the_parameters_that_diffusers_saves() {
     }
 }
 
+/// Bytes of an element, from the number of ranks.
+type Formula = fn(f64) -> f64;
+
 #[test]
 fn zero_holds_what_its_formulas_say() {
     let model = llama_2_7b();
     let elements = model.elements() as f64;
     // 16 bits of values, 32 of gradients, masters and two moments: whole, or a share.
-    let formulas: [(RunStrategy, fn(f64) -> f64); 5] = [
+    let formulas: [(RunStrategy, Formula); 5] = [
         (RunStrategy::DataParallel, |_| 18.0),
         (RunStrategy::Zero1, |ranks| 6.0 + 12.0 / ranks),
         (RunStrategy::Zero2, |ranks| 2.0 + 16.0 / ranks),

@@ -37,7 +37,7 @@ fn what_fails_on_one_rank_fails_on_all_and_the_next_check_runs() {
         let acc = accelerator(communicator);
         let mut told = Vec::new();
         let all = SelfTest::new(&*acc).run(&list, |outcome| {
-            told.push((outcome.name.clone(), outcome.failure.clone()))
+            told.push((outcome.name.clone(), outcome.failure.clone()));
         });
         (all.unwrap(), told)
     });
