@@ -6,8 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{ArgAction, Parser, ValueEnum};
 use sconce_core::deepspeed::MixedPrecision;
 use sconce_core::nn::LoraOptions;
-use sconce_examples::models::Adapters;
-use sconce_examples::models::CogVideoXConfig;
+use sconce_examples::models::{Adapters, CogVideoXConfig};
 
 /// The pipeline, data and prompts that come with the examples.
 const SHIPPED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/tiny-cogvideox");

@@ -25,8 +25,7 @@ use sconce_core::{
 };
 use sconce_examples::diffusion::{NoiseSchedule, VideoSamples, velocity_loss};
 use sconce_examples::huggingface::ModelFolder;
-use sconce_examples::models::Adapters;
-use sconce_examples::models::{CogVideoXConfig, CogVideoXTransformer};
+use sconce_examples::models::{Adapters, CogVideoXConfig, CogVideoXTransformer};
 use sconce_examples::report;
 
 use arguments::{Arguments, ModelType};

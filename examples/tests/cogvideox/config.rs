@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use sconce_core::nn::LoraOptions;
-use sconce_examples::models::Adapters;
-use sconce_examples::models::CogVideoXConfig;
+use sconce_examples::models::{Adapters, CogVideoXConfig};
 use serde_json::{Value, json};
 
 fn parse(changes: Value) -> anyhow::Result<CogVideoXConfig> {
