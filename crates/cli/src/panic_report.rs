@@ -4,7 +4,7 @@ use std::any::Any;
 use std::panic::{self, AssertUnwindSafe, Location};
 use std::process::ExitCode;
 
-use crate::terminal::{shown, tell};
+use crate::terminal::{shown, tell_in_any_case};
 
 /// The exit code after a panic; that of Rust programs.
 const PANICKED: u8 = 101;
@@ -17,7 +17,7 @@ pub(crate) fn reporting_panics(work: impl FnOnce() -> ExitCode) -> ExitCode {
             std::backtrace::BacktraceStatus::Captured => format!("{backtrace}\n"),
             _ => String::new(),
         };
-        tell(&format!(
+        tell_in_any_case(&format!(
             "{}\n{backtrace}",
             line(panicked.payload(), panicked.location())
         ));

@@ -24,15 +24,8 @@ use crate::terminal::print;
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Arguments {
-    /// The file to write: YAML, or what its name says (.json, .toml)
-    /// [default: accelerate/default_config.yaml in HF_HOME, XDG_CACHE_HOME/huggingface or ~/.cache/huggingface]
-    #[arg(
-        verbatim_doc_comment,
-        long = "config_file",
-        alias = "config-file",
-        value_name = "FILE"
-    )]
-    config_file: Option<PathBuf>,
+    #[command(flatten)]
+    file: FileArgument,
 
     #[command(subcommand)]
     command: Option<Command>,
@@ -65,10 +58,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
             print(&format!("{:#}\n", sconce_core::config::schema()))?;
             Ok(ExitCode::SUCCESS)
         }
-        None => match &arguments.config_file {
-            Some(file) => dialogue::run(file, false),
-            None => dialogue::run(&default_file()?, true),
-        },
+        None => dialogue::run(&arguments.file.file()?, arguments.file.config_file.is_none()),
     }
 }
 
