@@ -8,9 +8,9 @@
 //! the same keys and the section `sconce_config`, also as TOML. Ranks do not read these files: `sconce launch` does, and
 //! tells them by the variables that they read in any case.
 //!
-//! In reading order: what a setting is ([`Setting`]) and which there are ([`SETTINGS`]); a file as a tree ([`Document`]) and
-//! that as settings ([`Configuration::read`]), with what is known of Accelerate's other keys ([`foreign_keys`]) and of
-//! DeepSpeed's ([`inline_deepspeed`]).
+//! In reading order: what a setting is ([`Setting`]) and which there are ([`SETTINGS`]); a file as a tree (`document.rs`) and
+//! that as settings ([`Configuration::read`]), with what is known of Accelerate's other keys (`foreign_keys.rs`)
+//! and of DeepSpeed's (`inline_deepspeed.rs`); all that is said by whomever ([`Configuration::over_environment_and_files`]).
 //!
 //! ```
 //! use sconce_core::config::{Configuration, Format, Value};
