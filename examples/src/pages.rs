@@ -11,10 +11,14 @@ macro_rules! pages {
 
 pages! {
     architecture
+    cogvideox
     from_accelerate
     from_deepspeed
     from_fsdp
     introduction
+    launch
+    llama
+    machines
     own_backend
     own_strategy
     quick_start
