@@ -114,11 +114,8 @@ fn run(arguments: &Arguments, acc: &dyn Accelerator) -> Result<()> {
     let memory = acc.memory();
     let mut sums = [held as i64, memory.total() as i64];
     acc.communicator().all_reduce(&mut sums, ReduceOp::Sum)?;
-    let parameters = acc
-        .state_dict()?
-        .iter()
-        .map(|(_, tensor)| tensor.elem_count() as u64)
-        .sum::<u64>();
+    let shape = shape(arguments)?;
+    let parameters = shape.elements();
     let line = serde_json::json!({
         "world": world,
         "sharding": format!("{:?}", acc.settings().sharding),
@@ -138,16 +135,15 @@ fn run(arguments: &Arguments, acc: &dyn Accelerator) -> Result<()> {
         "resident_mib_of_all_ranks": sums[0] >> 20,
         "most_mib_of_rank_0": most_resident()? >> 20,
         "peak_mib_of_rank_0": peak >> 20,
-        "estimated_peak_mib": estimate(arguments, acc)?.map(|bytes| bytes >> 20),
+        "estimated_peak_mib": estimate(arguments, &shape, acc)?.map(|bytes| bytes >> 20),
         "resident_of_counted": sums[0] as f64 / sums[1] as f64,
     });
     acc.print(line);
     Ok(())
 }
 
-/// Returns what `sconce estimate-memory` says that a rank of this run takes; `None` with `--stage`, a strategy of the
-/// program's own.
-fn estimate(arguments: &Arguments, acc: &dyn Accelerator) -> Result<Option<u64>> {
+/// Returns the model as shapes.
+fn shape(arguments: &Arguments) -> Result<ModelShape> {
     let config = config(arguments);
     let text = serde_json::json!({
         "model_type": "llama",
@@ -160,7 +156,15 @@ fn estimate(arguments: &Arguments, acc: &dyn Accelerator) -> Result<Option<u64>>
         "head_dim": config.head_dim,
         "max_position_embeddings": config.max_position_embeddings,
     });
-    let model = ModelShape::from_config(&text.to_string(), "this example's configuration".as_ref())?;
+    Ok(ModelShape::from_config(
+        &text.to_string(),
+        "this example's configuration".as_ref(),
+    )?)
+}
+
+/// Returns what `sconce estimate-memory` says that a rank of this run takes; `None` with `--stage`, a strategy of the
+/// program's own.
+fn estimate(arguments: &Arguments, model: &ModelShape, acc: &dyn Accelerator) -> Result<Option<u64>> {
     let workload = Workload {
         ranks: acc.world().size,
         ranks_per_host: acc.world().local_size,
@@ -168,7 +172,7 @@ fn estimate(arguments: &Arguments, acc: &dyn Accelerator) -> Result<Option<u64>>
         sequence: Some(arguments.sequence),
         ..Workload::default()
     };
-    let estimate = MemoryEstimate::of_run(&model, &workload, acc.settings())?;
+    let estimate = MemoryEstimate::of_run(model, &workload, acc.settings())?;
     Ok(estimate.map(|estimate| estimate.device_peak))
 }
 

@@ -3,6 +3,7 @@
 use super::activations::{Activations, PartActivations};
 use super::model_shape::{ShapedParameter, flag, optional_size, size};
 use super::workload::{ComputeDevice, Workload};
+use crate::nn::loss_block_rows;
 use serde_json::{Map, Value};
 
 /// The sizes of a model of the Llama family, with transformers' names and defaults.
@@ -145,9 +146,10 @@ impl LlamaShape {
     /// Counts what a forward keeps and a backward needs, in the layers of [`nn`](crate::nn), op by op.
     ///
     /// Every op's result stays until the backward has ended, since candle's graph has it. Of a backward counts the op that
-    /// needs most: candle adds every gradient into a new tensor of zeros, so that three of one size are there, and keeps those
-    /// three of a product's while they go through the transpose of its weight, where two more come. Products of 16 bits are
-    /// computed in f32 on the CPU.
+    /// needs most: candle adds every gradient into a new tensor of zeros, so that three of one size are there; on a GPU it keeps
+    /// those three of a product's while they go through the transpose of its weight, where two more come. Products of 16 bits
+    /// are computed in f32 on the CPU. There the output projection and the loss are one op without logits, which has its gradients
+    /// in f32 from the forward on.
     pub(super) fn activations(&self, workload: &Workload, sequence: usize) -> Activations {
         let tokens = (workload.batch * sequence) as u64;
         let bytes = workload.dtype().size_in_bytes() as u64;
@@ -179,7 +181,7 @@ impl LlamaShape {
         }
         let weight = |rows: usize, columns: usize| (rows * columns) as u64 * bytes;
         let attention = tokens * self.query_width() as u64 * 4;
-        // Of a product's weight: five of its size, or with 16 bits both factors and the result in f32.
+        // Of a product's weight: gradient, zeros and sum, or with 16 bits both factors and the result in f32.
         let of_weight = |rows: usize, columns: usize| {
             let in_f32 = 4 * (tokens * (rows + columns) as u64 + (rows * columns) as u64);
             let while_multiplied = if bytes == 2 && !on_gpu {
@@ -187,7 +189,7 @@ impl LlamaShape {
             } else {
                 0
             };
-            while_multiplied.max(5 * weight(rows, columns))
+            while_multiplied.max(if on_gpu { 5 } else { 3 } * weight(rows, columns))
         };
         let of_mlp_weight = of_weight(self.intermediate_size, self.hidden_size);
         let backward = [
@@ -215,23 +217,36 @@ impl LlamaShape {
             kept: hidden,
             backward: hidden + 3 * table,
         };
-        let projection = PartActivations {
-            count: 1,
-            input: hidden,
-            output: vocabulary,
-            kept: vocabulary,
-            backward: vocabulary + 3 * hidden + of_weight(self.vocab_size, self.hidden_size),
-        };
-        // Of the whole vocabulary's gradient, three at once.
-        let loss = if on_gpu {
-            4 * tokens * self.vocab_size as u64 * 2
+        let (projection, loss) = if on_gpu {
+            let projection = PartActivations {
+                count: 1,
+                input: hidden,
+                output: vocabulary,
+                kept: vocabulary,
+                backward: vocabulary + 3 * hidden + of_weight(self.vocab_size, self.hidden_size),
+            };
+            // Of the whole vocabulary's gradient, three at once.
+            (projection, 4 * tokens * self.vocab_size as u64 * 2)
         } else {
-            tokens * 8
+            let in_f32 = |size: u64| size / bytes * 4;
+            // The logits of a block of rows, what they are made of, and the table, if it has to be widened.
+            let rows = loss_block_rows(self.vocab_size).min(tokens as usize) as u64;
+            let block = 4 * rows * (self.vocab_size + 2 * self.hidden_size) as u64;
+            let widened = if bytes < 4 { in_f32(table) } else { 0 };
+            let copies = if bytes < 4 { 3 } else { 2 };
+            let projection = PartActivations {
+                count: 1,
+                input: hidden,
+                output: 4,
+                kept: in_f32(hidden) + in_f32(table),
+                backward: (block + widened).max(copies * (hidden + table)),
+            };
+            (projection, 0)
         };
         Activations {
             parts: vec![embedding, layer, projection],
             outside: hidden + loss,
-            outside_backward: 3 * vocabulary + if on_gpu { loss } else { 0 },
+            outside_backward: if on_gpu { 3 * vocabulary + loss } else { 3 * hidden },
             // Sines and cosines, f32.
             constants: (self.max_position_embeddings * self.head_dim) as u64 * 4,
         }

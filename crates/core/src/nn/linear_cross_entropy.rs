@@ -27,6 +27,11 @@ const LEAST_ROWS: usize = 128;
 /// Logits that exist at a time, unless [`LEAST_ROWS`] have more.
 const BLOCK_LOGITS: usize = 1 << 20;
 
+/// Returns of how many rows the logits exist at a time.
+pub(crate) fn loss_block_rows(vocab: usize) -> usize {
+    LEAST_ROWS.max(BLOCK_LOGITS / vocab)
+}
+
 /// Averages the negative log-likelihood of the labels under the logits `xs wᵀ`: what [`cross_entropy`] gives for a linear layer's
 /// results.
 ///
@@ -113,7 +118,7 @@ impl CustomOp2 for LinearCrossEntropy {
                 of_weight: if self.wants[1] { bytemuck::zeroed_vec::<f32>(weight.len()) } else { Vec::new() },
                 loss: 0.0,
             };
-            for rows in self.counted.chunks(LEAST_ROWS.max(BLOCK_LOGITS / vocab)) {
+            for rows in self.counted.chunks(loss_block_rows(vocab)) {
                 pass.take(xs, rows, (vocab, width), self.wants);
             }
             let as_tensor = |is_wanted: bool, elements: Vec<f32>, layout: &Layout| {

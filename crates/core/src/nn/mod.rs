@@ -80,6 +80,7 @@ pub use gelu::gelu_tanh;
 pub use layer_norm::{LayerNorm, layer_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
 pub use linear_cross_entropy::linear_cross_entropy;
+pub(crate) use linear_cross_entropy::loss_block_rows;
 pub(crate) use lora::is_adapter_name;
 pub use lora::{LoraLinear, LoraOptions, lora_linear};
 pub use rms_norm::{RmsNorm, rms_norm};
