@@ -4,6 +4,8 @@
 //! with one thread and with two, and two ranks of one thread each under data parallelism, FULL_SHARD and ZeRO-3. Beside
 //! ours, where `--python` has torch and transformers, stand PyTorch's (`xtask/peers/bench_llama.py`): one process likewise, DDP and FSDP 2.
 //!
+//! Ours find what `sconce launch` sets for glibc's allocator.
+//!
 //! A process trains one step when it is told so by a line on its stdin, and answers with what the step took. A round is a
 //! step of every group, in an order that turns from round to round; ratios are medians of the rounds' ratios.
 
@@ -158,6 +160,10 @@ impl Group {
         let command = |_: usize| -> Result<Command> {
             let mut command = Command::new(std::env::current_exe()?);
             command.args(["--stepper", strategy]);
+            command.envs([
+                ("MALLOC_MMAP_THRESHOLD_", "67108864"),
+                ("MALLOC_TRIM_THRESHOLD_", "536870912"),
+            ]);
             command.env(variable::SCONCE_STORE_ADDR, store.address().to_string());
             command.env(variable::SCONCE_STORE_SECRET, secret.to_text());
             Ok(command)

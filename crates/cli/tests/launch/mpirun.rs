@@ -43,7 +43,7 @@ fn mpirun_gets_ranks_hosts_program_and_the_settings_but_no_place() {
     assert_eq!(output.status.code(), Some(7), "the exit code is mpirun's: {output:?}");
     let printed = text(&output.stdout);
     let expected = "arguments: -n 4 --tag-output --bind-to none --hostfile hosts -x RAYON_NUM_THREADS -x OMP_NUM_THREADS \
-                    -x ACCELERATE_MIXED_PRECISION ";
+                    -x ACCELERATE_MIXED_PRECISION -x MALLOC_MMAP_THRESHOLD_ -x MALLOC_TRIM_THRESHOLD_ ";
     assert!(printed.starts_with(expected), "{printed}");
     let (arguments, _) = printed.split_once('\n').unwrap();
     assert!(
