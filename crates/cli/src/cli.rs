@@ -15,11 +15,12 @@ use crate::{
 };
 
 const CONVENTIONS: &str = "\
-Exit codes: 0 done; 1 the work failed; 2 the command line or a file that it names is wrong; 101 a bug in sconce.
+Exit codes: 0 done; 1 the work failed, reading a model or a checkpoint included; 2 the command line or a configuration
+file is wrong; 101 a bug in sconce.
 `sconce launch` ends with the code of the first rank that failed, as its help says.
 
 Results go to stdout, everything else to stderr; there is colour only on a terminal, and none with NO_COLOR set.
-A reader of stdout that leaves, as head does, ends nothing and is no failure.";
+A reader of stdout that leaves, as head does, is no failure; ranks learn of it at their next write, as any program.";
 
 /// Distributed training for candle.
 #[derive(Debug, Parser)]

@@ -169,7 +169,7 @@ impl Llama {
     }
 
     /// Computes for each row the sum of what [`Llama::loss`] averages, and how many positions count in it: two tensors
-    /// [batch], f32 (f64 in f64).
+    /// `[batch]`, f32 (f64 in f64).
     ///
     /// # Errors
     /// As [`Llama::loss_of`].

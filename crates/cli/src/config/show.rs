@@ -1,11 +1,14 @@
 //! `sconce config show`: every setting of a run, and who gave it.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use sconce_core::config::{Configuration, Configured, Format, Paradigm, SETTINGS, Setting};
+use sconce_core::config::{
+    ACCUMULATION_STEPS, Configuration, Configured, DEEPSPEED_FILE, Format, Paradigm, SETTINGS, Setting, Value,
+};
+use sconce_core::deepspeed::{DeepSpeedConfig, Validation};
 use serde_json::{Map, Value as Json, json};
 
 use crate::command_error::CommandError;
@@ -56,12 +59,35 @@ type Line = (&'static Setting, Configured, Option<String>);
 
 fn lines(said: &Configuration) -> Result<Vec<Line>, CommandError> {
     let all = said.clone().or(Configuration::defaults());
+    let file = match said.value(DEEPSPEED_FILE) {
+        Some(Value::Text(file)) => DeepSpeedConfig::read(Path::new(file), Validation::default()).ok(),
+        _ => None,
+    };
     let mut lines = Vec::new();
     for (setting, configured) in all.iter() {
         let counts = said.get(setting.path).is_none() || said.counts(setting).map_err(CommandError::usage)?;
-        lines.push((setting, configured.clone(), (!counts).then(|| idle(said))));
+        let is_default = said.get(setting.path).is_none();
+        let decides = |file: &&DeepSpeedConfig| is_default && decided_by(setting).iter().any(|key| file.states(key));
+        let without_effect = match file.as_ref().filter(decides) {
+            Some(file) => Some(format!("without effect: {} decides it", file.file())),
+            None => (!counts).then(|| idle(said)),
+        };
+        lines.push((setting, configured.clone(), without_effect));
     }
     Ok(lines)
+}
+
+/// The keys of a DeepSpeed configuration that decide what a setting says.
+fn decided_by(setting: &Setting) -> &'static [&'static str] {
+    match setting.path {
+        "mixed_precision" => &["fp16.enabled", "bf16.enabled"],
+        "deepspeed_config.zero_stage" => &["zero_optimization.stage"],
+        "deepspeed_config.offload_optimizer_device" => &["zero_optimization.offload_optimizer.device"],
+        "deepspeed_config.offload_param_device" => &["zero_optimization.offload_param.device"],
+        "deepspeed_config.gradient_clipping" => &["gradient_clipping"],
+        ACCUMULATION_STEPS => &["gradient_accumulation_steps"],
+        _ => &[],
+    }
 }
 
 fn idle(said: &Configuration) -> String {
@@ -83,7 +109,7 @@ fn explained(said: &Configuration, files: &[PathBuf]) -> Result<String, CommandE
     let lines = lines(said)?;
     let rows = lines.iter().map(|(setting, configured, idle)| {
         let value = match &configured.value {
-            sconce_core::config::Value::DeepSpeed(_) => "(keys of DeepSpeed's)".to_owned(),
+            Value::DeepSpeed(_) => "(keys of DeepSpeed's)".to_owned(),
             value => value.to_string(),
         };
         let origin = configured.origin.to_string();

@@ -152,7 +152,7 @@ pub(crate) struct Arguments {
     #[arg(
         verbatim_doc_comment,
         long = "num_cpu_threads_per_process", alias = "num-cpu-threads-per-process", value_name = "N",
-        value_parser = at_least_one, help_heading = "Resources"
+        value_parser = threads, help_heading = "Resources"
     )]
     pub(super) num_cpu_threads_per_process: Option<usize>,
 
@@ -437,6 +437,14 @@ fn at_least_one(text: &str) -> Result<usize, String> {
         Ok(0) => Err("at least 1 is needed".to_owned()),
         Ok(count) => Ok(count),
         Err(_) => Err("a whole number of at least 1 is needed".to_owned()),
+    }
+}
+
+/// More threads than any host has cores for make a program hang in starting them.
+fn threads(text: &str) -> Result<usize, String> {
+    match at_least_one(text)? {
+        count if count > 1024 => Err("at most 1024 are started".to_owned()),
+        count => Ok(count),
     }
 }
 

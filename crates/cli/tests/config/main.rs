@@ -351,3 +351,32 @@ fn to_fsdp2_follows_accelerates_table() {
         assert!(text(&output.stderr).contains(message), "{output:?}");
     }
 }
+
+#[test]
+fn a_deepspeed_configuration_is_not_lost_by_an_update() {
+    let text = r#"{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}"#;
+    let folder = folder_with(&[("ds.json", text)]);
+    let output = sconce(&folder, &["config", "update", "--config_file", "ds.json"])
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    let stderr = text(&output.stderr);
+    assert!(
+        stderr.contains("ds.json") && stderr.contains("would be lost"),
+        "{stderr}"
+    );
+    assert_eq!(fs::read_to_string(folder.path().join("ds.json")).unwrap(), text);
+}
+
+#[test]
+fn explain_tells_what_a_deepspeed_configuration_decides() {
+    let text = r#"{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}"#;
+    let folder = folder_with(&[("ds.json", text)]);
+    let output = sconce(&folder, &["config", "show", "--explain", "--config_file", "ds.json"]).output();
+    let printed = printed(&output.unwrap());
+    let row = |name: &str| printed.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+    for decided in ["mixed_precision", "deepspeed_config.zero_stage"] {
+        assert!(row(decided).contains("ds.json decides it"), "{}", row(decided));
+    }
+    assert!(!row("num_machines").contains("decides"), "{printed}");
+}

@@ -25,8 +25,18 @@ impl Configuration {
     /// Writes a file, in the format that its name says. It is there as a whole or not at all.
     ///
     /// # Errors
-    /// A file that cannot be written.
+    /// A file that cannot be written; one that is the DeepSpeed configuration which the settings name: it would be lost.
     pub fn write(&self, file: &Path, comment: Comment<'_>) -> Result<(), ConfigurationError> {
+        if let Some(Value::Text(named)) = self.value(DEEPSPEED_FILE)
+            && is_same_file(Path::new(named), file)
+        {
+            let reason =
+                "it is the DeepSpeed configuration that these settings name, and would be lost; write to another file";
+            return Err(ConfigurationError::Unwritable {
+                file: file.display().to_string(),
+                source: std::io::Error::other(reason),
+            });
+        }
         let text = self.to_text(Format::of(file), comment);
         let write = || {
             if let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
@@ -77,6 +87,14 @@ impl Configuration {
         let place = |line: &Line| SECTIONS.iter().position(|(section, _)| line.section == Some(*section));
         lines.sort_by_key(place);
         lines
+    }
+}
+
+/// Whether two paths lead to one file that is there.
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    match (one.canonicalize(), other.canonicalize()) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => false,
     }
 }
 
