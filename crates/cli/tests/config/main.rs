@@ -354,8 +354,8 @@ fn to_fsdp2_follows_accelerates_table() {
 
 #[test]
 fn a_deepspeed_configuration_is_not_lost_by_an_update() {
-    let text = r#"{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}"#;
-    let folder = folder_with(&[("ds.json", text)]);
+    let configuration = r#"{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}"#;
+    let folder = folder_with(&[("ds.json", configuration)]);
     let output = sconce(&folder, &["config", "update", "--config_file", "ds.json"])
         .output()
         .unwrap();
@@ -365,7 +365,10 @@ fn a_deepspeed_configuration_is_not_lost_by_an_update() {
         stderr.contains("ds.json") && stderr.contains("would be lost"),
         "{stderr}"
     );
-    assert_eq!(fs::read_to_string(folder.path().join("ds.json")).unwrap(), text);
+    assert_eq!(
+        fs::read_to_string(folder.path().join("ds.json")).unwrap(),
+        configuration
+    );
 }
 
 #[test]
