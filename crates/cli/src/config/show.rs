@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use sconce_core::config::{
-    ACCUMULATION_STEPS, Configuration, Configured, DEEPSPEED_FILE, Format, Paradigm, SETTINGS, Setting, Value,
-};
+use sconce_core::config::{Configuration, Configured, DEEPSPEED_FILE, Format, Paradigm, SETTINGS, Setting, Value};
 use sconce_core::deepspeed::{DeepSpeedConfig, Validation};
 use serde_json::{Map, Value as Json, json};
 
@@ -46,8 +44,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
     }
     said.paradigm().map_err(CommandError::usage)?;
     let text = match (arguments.json, arguments.explain) {
-        (true, explain) => json_of(&said, explain)?,
-        (false, true) => explained(&said, &files)?,
+        (true, explain) => json_of(&typed, &said, explain)?,
+        (false, true) => explained(&typed, &said, &files)?,
         (false, false) => said.to_text(Format::Yaml, &|_| None),
     };
     print(&shown(&text))?;
@@ -57,7 +55,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, CommandError> {
 /// A setting with its value and origin, and why it has no effect, if so.
 type Line = (&'static Setting, Configured, Option<String>);
 
-fn lines(said: &Configuration) -> Result<Vec<Line>, CommandError> {
+fn lines(typed: &Typed, said: &Configuration) -> Result<Vec<Line>, CommandError> {
     let all = said.clone().or(Configuration::defaults());
     let file = match said.value(DEEPSPEED_FILE) {
         Some(Value::Text(file)) => DeepSpeedConfig::read(Path::new(file), Validation::default()).ok(),
@@ -65,9 +63,12 @@ fn lines(said: &Configuration) -> Result<Vec<Line>, CommandError> {
     };
     let mut lines = Vec::new();
     for (setting, configured) in all.iter() {
-        let counts = said.get(setting.path).is_none() || said.counts(setting).map_err(CommandError::usage)?;
         let is_default = said.get(setting.path).is_none();
-        let decides = |file: &&DeepSpeedConfig| is_default && decided_by(setting).iter().any(|key| file.states(key));
+        let counts = is_default || said.counts(setting).map_err(CommandError::usage)?;
+        let keys = setting
+            .variable
+            .map_or(&[][..], |variable| typed.deciding_keys(variable));
+        let decides = |file: &&DeepSpeedConfig| is_default && keys.iter().any(|key| file.states(key));
         let without_effect = match file.as_ref().filter(decides) {
             Some(file) => Some(format!("without effect: {} decides it", file.file())),
             None => (!counts).then(|| idle(said)),
@@ -75,19 +76,6 @@ fn lines(said: &Configuration) -> Result<Vec<Line>, CommandError> {
         lines.push((setting, configured.clone(), without_effect));
     }
     Ok(lines)
-}
-
-/// The keys of a DeepSpeed configuration that decide what a setting says.
-fn decided_by(setting: &Setting) -> &'static [&'static str] {
-    match setting.path {
-        "mixed_precision" => &["fp16.enabled", "bf16.enabled"],
-        "deepspeed_config.zero_stage" => &["zero_optimization.stage"],
-        "deepspeed_config.offload_optimizer_device" => &["zero_optimization.offload_optimizer.device"],
-        "deepspeed_config.offload_param_device" => &["zero_optimization.offload_param.device"],
-        "deepspeed_config.gradient_clipping" => &["gradient_clipping"],
-        ACCUMULATION_STEPS => &["gradient_accumulation_steps"],
-        _ => &[],
-    }
 }
 
 fn idle(said: &Configuration) -> String {
@@ -98,7 +86,7 @@ fn idle(said: &Configuration) -> String {
     }
 }
 
-fn explained(said: &Configuration, files: &[PathBuf]) -> Result<String, CommandError> {
+fn explained(typed: &Typed, said: &Configuration, files: &[PathBuf]) -> Result<String, CommandError> {
     let mut text = String::new();
     match files {
         [] => text.push_str("no configuration file\n"),
@@ -106,7 +94,7 @@ fn explained(said: &Configuration, files: &[PathBuf]) -> Result<String, CommandE
             .iter()
             .for_each(|file| text.push_str(&format!("file {}\n", file.display()))),
     }
-    let lines = lines(said)?;
+    let lines = lines(typed, said)?;
     let rows = lines.iter().map(|(setting, configured, idle)| {
         let value = match &configured.value {
             Value::DeepSpeed(_) => "(keys of DeepSpeed's)".to_owned(),
@@ -137,10 +125,10 @@ fn explained(said: &Configuration, files: &[PathBuf]) -> Result<String, CommandE
     Ok(text)
 }
 
-fn json_of(said: &Configuration, explain: bool) -> Result<String, CommandError> {
+fn json_of(typed: &Typed, said: &Configuration, explain: bool) -> Result<String, CommandError> {
     let mut object = Map::new();
     if explain {
-        for (setting, configured, idle) in lines(said)? {
+        for (setting, configured, idle) in lines(typed, said)? {
             let origin = configured.origin.to_string();
             let has_effect = idle.is_none();
             let entry = json!({"value": configured.value.to_json(), "origin": origin, "has_effect": has_effect});

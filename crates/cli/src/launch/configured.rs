@@ -114,6 +114,15 @@ impl Typed {
         Ok(Self { arguments, flags })
     }
 
+    /// The keys of a DeepSpeed configuration that decide what a variable says.
+    pub(crate) fn deciding_keys(&self, variable: &str) -> &'static [&'static str] {
+        let flags = self.arguments.deepspeed.flags().into_iter();
+        let mut flags = flags.chain(self.arguments.training_flags());
+        flags
+            .find(|flag| flag.variable == variable)
+            .map_or(&[], |flag| flag.keys)
+    }
+
     fn has(&self, flag: &str) -> bool {
         self.flags.iter().any(|(name, _)| name == flag)
     }

@@ -7,12 +7,13 @@
 
 use std::sync::OnceLock;
 
+use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, DType, Device, Layout, Module, Result, Shape, Tensor, bail};
 use multiversion::multiversion;
 use rayon::prelude::*;
 use sconce_zero::Autocast;
 
-use super::arguments::{expect_axes, expect_float, expect_like, expect_shape};
+use super::arguments::{expect_axes, expect_like, expect_shape};
 use super::cross_entropy::{cross_entropy, targets};
 use super::element::{Element, dense, has_kernel, is_on_cpu, with_element};
 use super::exponential::exp;
@@ -55,7 +56,6 @@ pub fn linear_cross_entropy(layer: &Linear, xs: &Tensor, labels: &Tensor, ignore
     if !is_plain || !has_kernel(xs) || xs.dtype() != weight.dtype() {
         return cross_entropy(&layer.forward(xs)?, labels, ignore_index);
     }
-    expect_float(NAME, "xs", xs)?;
     expect_axes(NAME, "xs", xs, &["n", "in"])?;
     let (rows, width) = xs.dims2()?;
     let (vocab, _) = weight.dims2()?;
@@ -100,7 +100,7 @@ impl CustomOp2 for LinearCrossEntropy {
         weight_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let (vocab, width) = weight_layout.shape().dims2()?;
-        with_element!(xs_dtype(xs), NAME, T => {
+        with_element!(xs.dtype(), NAME, T => {
             let xs = dense::<T>(NAME, xs, xs_layout)?;
             let weight = dense::<T>(NAME, weight, weight_layout)?;
             let widened: Vec<f32>;
@@ -155,10 +155,6 @@ impl CustomOp2 for LinearCrossEntropy {
         };
         Ok((scaled(&gradients[0])?, scaled(&gradients[1])?))
     }
-}
-
-fn xs_dtype(xs: &CpuStorage) -> DType {
-    candle_core::backend::BackendStorage::dtype(xs)
 }
 
 /// One forward pass, and what has come of it so far.
