@@ -99,8 +99,7 @@ pub fn join_with(
     };
     let (server, client) = if world.is_main() {
         let server = StoreServer::start(&site.listen[..], secret.clone())?;
-        let here = reachable_here(server.address());
-        let client = StoreClient::connect(&here.to_string(), &secret, deadline)?;
+        let client = StoreClient::connect(&server.reachable_here().to_string(), &secret, deadline)?;
         (Some(server), client)
     } else {
         (None, StoreClient::connect(&address, &secret, deadline)?)
@@ -166,17 +165,6 @@ fn derived_secret(world: &World, port: u16) -> Result<Secret> {
         "the store of user {user} at port {port} for {} ranks",
         world.size
     ))
-}
-
-/// The address at which a server of this process is reached from this process.
-fn reachable_here(mut address: SocketAddr) -> SocketAddr {
-    if address.ip().is_unspecified() {
-        address.set_ip(match address {
-            SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-            SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-        });
-    }
-    address
 }
 
 /// Claims this process's rank in the store; another process that has it already is an error.

@@ -66,6 +66,8 @@ struct Member {
     /// Of the round.
     is_in_round: bool,
     has_ended: bool,
+    /// Whether it goes when its ranks have ended: the next round must not count on it.
+    is_leaving: bool,
     last_beat: Instant,
 }
 
@@ -240,6 +242,7 @@ impl Coordinator {
             number: None,
             is_in_round: false,
             has_ended: false,
+            is_leaving: false,
             last_beat: now,
         });
     }
@@ -314,6 +317,8 @@ impl Coordinator {
         }
         if !is_in_round {
             self.members.retain(|member| member.hello.id != id);
+        } else if let Some(leaver) = self.members.iter_mut().find(|member| member.hello.id == id) {
+            leaver.is_leaving = true;
         }
         acts.push(Act::Leave {
             id: id.to_owned(),
@@ -399,6 +404,7 @@ impl Coordinator {
             }
         };
         self.round += 1;
+        self.members.retain(|member| !member.is_leaving);
         for member in &mut self.members {
             member.is_in_round = false;
         }
@@ -423,8 +429,7 @@ impl Coordinator {
             Reason::Failed {
                 text, code, details, ..
             } => (format!("error: {text}\n{details}"), code.max(1)),
-            Reason::Lost { text } => (format!("error: {text}\n"), 1),
-            Reason::Changed { text } => (format!("error: {text}\n"), 1),
+            Reason::Lost { text } | Reason::Changed { text } => (format!("error: {text}\n"), 1),
             Reason::Signal { text, code } => (format!("error: {text}\n"), code),
         };
         self.state = State::Over { since: now };

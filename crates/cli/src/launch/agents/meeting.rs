@@ -70,10 +70,10 @@ impl Meeting {
                 }
             },
         };
-        let hosted = match server {
+        let (address, hosted) = match server {
             Some((at, server)) => {
-                let here = reachable_here(at);
-                let client = connect(&here.to_string(), &secret, PATIENCE)?;
+                let here = server.reachable_here().to_string();
+                let client = connect(&here, &secret, PATIENCE)?;
                 let host = Host {
                     client,
                     listens_at: at.ip(),
@@ -94,19 +94,16 @@ impl Meeting {
                 let coordinator = thread
                     .spawn(move || host.run())
                     .map_err(|reason| CommandError::failure(format!("cannot start a thread: {reason}")))?;
-                Some(Hosted {
+                let hosted = Hosted {
                     coordinator,
                     _server: server,
-                })
+                };
+                (here, Some(hosted))
             }
             None => {
                 wait_for_store(&address, &secret, machines.conf.timeout)?;
-                None
+                (address, None)
             }
-        };
-        let address = match &hosted {
-            Some(_) => reachable_here(SocketAddr::new(listens_at(machines)?.ip(), machines.main_port)).to_string(),
-            None => address,
         };
         Ok(Self {
             address,
@@ -184,17 +181,6 @@ fn resolve(machines: &Machines) -> Result<Vec<SocketAddr>, CommandError> {
         CommandError::usage(format!("--main_process_ip {}: {reason}", machines.main_host))
             .hint("give a name or address under which all machines reach machine 0")
     })
-}
-
-/// The address at which a server of this process is reached from this process.
-fn reachable_here(mut address: SocketAddr) -> SocketAddr {
-    if address.ip().is_unspecified() {
-        address.set_ip(match address {
-            SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-            SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-        });
-    }
-    address
 }
 
 /// Waits until machine 0's launcher hosts the store.

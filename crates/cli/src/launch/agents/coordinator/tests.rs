@@ -213,3 +213,24 @@ fn reports_of_a_round_that_is_over_count_for_nothing() {
     assert_eq!(coordinator.on_report(ended("a", 1, true), now), []);
     assert_eq!(end(&coordinator.on_report(ended("b", 1, true), now)), ("", 0));
 }
+
+#[test]
+fn a_machine_that_leaves_has_no_part_in_the_next_round_even_if_its_ranks_end_last() {
+    let now = Instant::now();
+    let mut coordinator = coordinator("1:2", 0, now);
+    first_round(&mut coordinator, 2, now);
+    let leaving = Report::Leaving {
+        id: "b".into(),
+        signal: "SIGTERM".into(),
+        code: 143,
+    };
+    coordinator.on_report(leaving, now);
+    coordinator.on_report(ended("a", 0, false), now);
+    let acts = coordinator.on_report(ended("b", 0, false), now);
+    assert!(
+        matches!(&acts[..], [Act::Announce(text)] if text.contains("SIGTERM")),
+        "{acts:?}"
+    );
+    let acts = coordinator.on_time(now + 10 * SECOND);
+    assert_eq!(started(&acts).0, ["a"]);
+}
