@@ -19,6 +19,7 @@ use candle_core::{Device, Tensor};
 use sconce_collectives::environment as variable;
 use sconce_collectives::measure::median;
 use sconce_collectives::store::{Secret, StoreServer};
+use sconce_core::environment::KEPT_MEMORY;
 use sconce_core::schedule::ConstantSchedule;
 use sconce_core::{
     AcceleratorBuilder, AdamW, BackwardPrefetch, DataLoader, FsdpStrategy, FullyShardedOptions, TensorDataset, Weights,
@@ -157,13 +158,10 @@ impl Group {
     fn ours(ranks: usize, threads: usize, strategy: &str) -> Result<Self> {
         let secret = Secret::random();
         let store = StoreServer::start("127.0.0.1:0", secret.clone())?;
-        let command = |_: usize| -> Result<Command> {
+        let command = || -> Result<Command> {
             let mut command = Command::new(std::env::current_exe()?);
             command.args(["--stepper", strategy]);
-            command.envs([
-                ("MALLOC_MMAP_THRESHOLD_", "67108864"),
-                ("MALLOC_TRIM_THRESHOLD_", "536870912"),
-            ]);
+            command.envs(KEPT_MEMORY);
             command.env(variable::SCONCE_STORE_ADDR, store.address().to_string());
             command.env(variable::SCONCE_STORE_SECRET, secret.to_text());
             Ok(command)
@@ -179,7 +177,7 @@ impl Group {
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let config = std::env::temp_dir().join(format!("sconce-bench-{}-{number}.json", std::process::id()));
         std::fs::write(&config, CONFIG)?;
-        let command = |_: usize| -> Result<Command> {
+        let command = || -> Result<Command> {
             let mut command = Command::new(python);
             command.arg(SCRIPT).arg(strategy).arg(&config);
             command.args([ROWS.to_string(), TOKENS.to_string()]);
@@ -196,11 +194,11 @@ impl Group {
     fn start(
         ranks: usize,
         threads: usize,
-        command: impl Fn(usize) -> Result<Command>,
+        command: impl Fn() -> Result<Command>,
     ) -> Result<Vec<(Child, ChildStdin, BufReader<ChildStdout>)>> {
         let mut started = Vec::new();
         for rank in 0..ranks {
-            let mut child = command(rank)?
+            let mut child = command()?
                 .env(variable::RANK, rank.to_string())
                 .env(variable::LOCAL_RANK, rank.to_string())
                 .env(variable::WORLD_SIZE, ranks.to_string())

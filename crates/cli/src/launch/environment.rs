@@ -11,7 +11,7 @@ use super::gpu_ids::{CUDA_VISIBLE_DEVICES, GpuIds};
 use super::place::Place;
 use sconce_collectives::Backend;
 use sconce_collectives::environment::{self as variable, SCONCE_BACKEND};
-use sconce_core::environment::{ACCELERATE_CPU_AFFINITY, ACCELERATE_MIXED_PRECISION};
+use sconce_core::environment::{ACCELERATE_CPU_AFFINITY, ACCELERATE_MIXED_PRECISION, KEPT_MEMORY};
 
 /// Starts of the names of variables that tell a place in the world that is not this launcher's doing.
 const FOREIGN_TOPOLOGY: [&str; 9] = [
@@ -61,14 +61,6 @@ const NOT_COMPILED: [(&str, &str); 5] = [
     ("ACCELERATE_DYNAMO_USE_FULLGRAPH", "False"),
     ("ACCELERATE_DYNAMO_USE_DYNAMIC", "False"),
     ("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "False"),
-];
-
-/// How glibc's allocator is told to keep freed memory, in bytes: blocks up to the first come from its heap, and so much may be
-/// free at the heap's end before the system gets it back. Else a step's activations come anew, page by page, at every step;
-/// with these a step of a small Llama took 8 % less time, at the same peak of memory.
-const KEPT_MEMORY: [(&str, &str); 2] = [
-    ("MALLOC_MMAP_THRESHOLD_", "67108864"),
-    ("MALLOC_TRIM_THRESHOLD_", "536870912"),
 ];
 
 /// By which Accelerate's library finds what a file and a DeepSpeed configuration both say.
@@ -173,7 +165,9 @@ pub(super) fn of_ranks(arguments: &Arguments) -> impl Fn(&str) -> Option<String>
 
 /// Returns what the flags tell the ranks and must be the same on all machines.
 pub(super) fn of_settings(arguments: &Arguments) -> impl Iterator<Item = (&'static str, String)> {
-    let of_host = |name: &str| THREAD_COUNTS.contains(&name) || name == CUDA_VISIBLE_DEVICES;
+    let is_kept_memory = |name: &str| KEPT_MEMORY.iter().any(|(of, _)| *of == name);
+    let of_host =
+        move |name: &str| THREAD_COUNTS.contains(&name) || name == CUDA_VISIBLE_DEVICES || is_kept_memory(name);
     let set = common(arguments, &Vec::from_iter(std::env::vars_os()), 1);
     set.into_iter().filter(move |(name, _)| !of_host(name))
 }
