@@ -57,10 +57,10 @@ type Line = (&'static Setting, Configured, Option<String>);
 
 fn lines(typed: &Typed, said: &Configuration) -> Result<Vec<Line>, CommandError> {
     let all = said.clone().or(Configuration::defaults());
-    let file = match said.value(DEEPSPEED_FILE) {
-        Some(Value::Text(file)) => DeepSpeedConfig::read(Path::new(file), Validation::default()).ok(),
-        _ => None,
-    };
+    let uses_deepspeed = said.paradigm().is_ok_and(|paradigm| paradigm == Paradigm::DeepSpeed);
+    let file = said.value(DEEPSPEED_FILE).filter(|_| uses_deepspeed);
+    let file =
+        file.and_then(|file| DeepSpeedConfig::read_or_decode(Path::new(&file.to_string()), Validation::default()).ok());
     let mut lines = Vec::new();
     for (setting, configured) in all.iter() {
         let is_default = said.get(setting.path).is_none();

@@ -373,13 +373,26 @@ fn a_deepspeed_configuration_is_not_lost_by_an_update() {
 
 #[test]
 fn explain_tells_what_a_deepspeed_configuration_decides() {
-    let text = r#"{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}"#;
-    let folder = folder_with(&[("ds.json", text)]);
-    let output = sconce(&folder, &["config", "show", "--explain", "--config_file", "ds.json"]).output();
-    let printed = printed(&output.unwrap());
-    let row = |name: &str| printed.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
-    for decided in ["mixed_precision", "deepspeed_config.zero_stage"] {
-        assert!(row(decided).contains("ds.json decides it"), "{}", row(decided));
+    let json = r#"{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}"#;
+    let inline = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_optimization:\n    stage: 1\n  bf16:\n    enabled: true\n";
+    let idle = "distributed_type: FSDP\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n";
+    let folder = folder_with(&[("ds.json", json), ("inline.yaml", inline), ("idle.yaml", idle)]);
+    let row_of = |file: &str, name: &str| {
+        let output = sconce(&folder, &["config", "show", "--explain", "--config_file", file]).output();
+        let printed = printed(&output.unwrap());
+        printed.lines().find(|line| line.starts_with(name)).unwrap().to_owned()
+    };
+    for (file, decides) in [
+        ("ds.json", "ds.json decides it"),
+        ("inline.yaml", "DeepSpeed configuration decides it"),
+    ] {
+        for decided in ["mixed_precision", "deepspeed_config.zero_stage"] {
+            let row = row_of(file, decided);
+            assert!(row.contains(decides), "{file}: {row}");
+        }
+        let row = row_of(file, "num_machines");
+        assert!(!row.contains("decides"), "{file}: {row}");
     }
-    assert!(!row("num_machines").contains("decides"), "{printed}");
+    let row = row_of("idle.yaml", "mixed_precision");
+    assert!(!row.contains("decides"), "FSDP shards: {row}");
 }

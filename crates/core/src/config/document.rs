@@ -3,7 +3,7 @@
 use super::{ConfigurationError, Place, Warning, toml_text, yaml};
 use crate::deepspeed::{Node, Validation, json, path_of};
 use crate::text_file::{Unread, read_text};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 /// The most bytes that are read of a file.
@@ -136,18 +136,29 @@ impl Placed {
                 Node::List(items.collect())
             }
             Self::Object(entries) => {
-                let mut object = Node::Object(Vec::new());
+                let mut places = HashMap::new();
+                let mut settled: Vec<(String, Node)> = Vec::with_capacity(entries.len());
                 for (key, line, value) in entries {
                     path.push(key.clone());
-                    if object.get(&key).is_some() {
+                    let earlier = places.get(&key).copied();
+                    if earlier.is_some() {
                         twice(path);
                     }
                     lines.insert(path_of(path), line);
                     let value = value.into_tree(path, lines, twice);
-                    object.set(&key, value);
                     path.pop();
+                    match earlier {
+                        Some(place) => {
+                            let entry: &mut (String, Node) = &mut settled[place];
+                            entry.1 = value;
+                        }
+                        None => {
+                            places.insert(key.clone(), settled.len());
+                            settled.push((key, value));
+                        }
+                    }
                 }
-                object
+                Node::Object(settled)
             }
         }
     }

@@ -1,6 +1,7 @@
 //! From FSDP's first version to its second, by Accelerate's rules.
 
 use super::{Configuration, ConfigurationError, Origin, Paradigm, Value};
+use sconce_fsdp::{FsdpStrategy, Named};
 
 const VERSION: &str = "fsdp_config.fsdp_version";
 const STRATEGY: &str = "fsdp_config.fsdp_sharding_strategy";
@@ -35,12 +36,13 @@ impl Configuration {
     /// # Errors
     /// A configuration that is not for FSDP, and a strategy by two names that are not one.
     pub fn to_fsdp2(&self) -> Result<Option<Converted>, ConfigurationError> {
+        let place = |path| {
+            let origin = self.get(path).map_or(Origin::Default, |given| given.origin.clone());
+            origin.to_string()
+        };
         if self.paradigm()? != Paradigm::Fsdp {
             return Err(ConfigurationError::Value {
-                place: self
-                    .get("distributed_type")
-                    .map_or(Origin::Default, |given| given.origin.clone())
-                    .to_string(),
+                place: place("distributed_type"),
                 found: "no distributed_type FSDP".into(),
                 expected: "a configuration for FSDP".into(),
             });
@@ -56,49 +58,34 @@ impl Configuration {
                 notes.push(format!("{path} is left out: {reason}"));
             }
         }
-        // Version 1 has the strategy under either name; the launcher's default for the second says nothing.
-        let of_second = text(RESHARD).filter(|name| !["true", "false"].contains(name));
-        let strategy = match (text(STRATEGY), of_second) {
-            (Some(first), Some(second)) if by_name(first) != by_name(second) => {
-                let place = |path| {
-                    self.get(path)
-                        .map_or(Origin::Default, |given| given.origin.clone())
-                        .to_string()
-                };
+        // Version 1 has the strategy under either name; true or false, the launcher's default for the second, names none.
+        let strategy_of = |path| text(path).and_then(FsdpStrategy::from_name);
+        let strategy = match (strategy_of(STRATEGY), strategy_of(RESHARD)) {
+            (Some(first), Some(second)) if first != second => {
                 return Err(ConfigurationError::Conflict {
                     first: place(STRATEGY),
                     second: place(RESHARD),
                     advice: "they name one strategy, and differ; keep one of them".into(),
                 });
             }
-            (first, second) => by_name(first.or(second).unwrap_or("FULL_SHARD")),
+            (first, second) => first.or(second).unwrap_or(FsdpStrategy::FullShard),
         };
         configuration.remove(STRATEGY);
-        let reshards = matches!(strategy, "FULL_SHARD" | "HYBRID_SHARD");
-        notes.push(format!("{STRATEGY} {strategy} becomes {RESHARD} {reshards}"));
+        let reshards = strategy.reshards_after_forward();
+        notes.push(format!("{STRATEGY} {} becomes {RESHARD} {reshards}", strategy.name()));
         match strategy {
-            "HYBRID_SHARD" | "HYBRID_SHARD_ZERO2" => notes.push(
+            strategy if strategy.is_hybrid() => notes.push(
                 "version 2 shards over all ranks; for groups that each hold all state say so in parallelism_config: \
                  dp_replicate_size groups of dp_shard_size ranks"
                     .into(),
             ),
-            "NO_SHARD" => notes.push("version 2 always shards: gradients and optimizer state are sharded now".into()),
+            FsdpStrategy::NoShard => {
+                notes.push("version 2 always shards: gradients and optimizer state are sharded now".into());
+            }
             _ => {}
         }
         configuration.set(RESHARD, if reshards { "true" } else { "false" })?;
         configuration.set(VERSION, "2")?;
         Ok(Some(Converted { configuration, notes }))
-    }
-}
-
-/// The name of a strategy that may be given by its number from 1.
-fn by_name(strategy: &str) -> &str {
-    match strategy {
-        "1" => "FULL_SHARD",
-        "2" => "SHARD_GRAD_OP",
-        "3" => "NO_SHARD",
-        "4" => "HYBRID_SHARD",
-        "5" => "HYBRID_SHARD_ZERO2",
-        name => name,
     }
 }

@@ -107,7 +107,7 @@ impl Reader<'_> {
         let entries = match value {
             Node::Null => return Ok(()),
             Node::Object(entries) => entries,
-            // A section that was left empty, as `{}` in quotes or as a list.
+            // A section that was left empty.
             Node::Text(text) if text.trim().is_empty() => return Ok(()),
             other => {
                 return Err(ConfigurationError::Value {
@@ -126,19 +126,14 @@ impl Reader<'_> {
             let given = others.iter().filter(|(_, value)| *value != Node::Null);
             into.deepspeed_fields = file.chain(given.map(|(key, _)| key.clone())).collect();
         }
+        let is_known = |path: &str| setting(path).is_some() || foreign_key(path).is_some();
         for (key, value) in &others {
-            let place = self.document.place(&format!("{section}.{key}"));
             let path = format!("{section}.{key}");
-            let is_known = |path: &str| setting(path).is_some() || foreign_key(path).is_some();
+            let place = self.document.place(&path);
             let with_prefix = format!("{section}.{prefix}{key}");
-            let path = if !is_known(&path) && is_known(&with_prefix) {
-                with_prefix
-            } else {
-                let without = key
-                    .strip_prefix(prefix)
-                    .filter(|_| !prefix.is_empty() && !is_known(&path));
-                without.map_or(path, |key| format!("{section}.{key}"))
-            };
+            let without_prefix = || format!("{section}.{}", key.strip_prefix(prefix).unwrap_or(key));
+            let mut spellings = [path, with_prefix].into_iter();
+            let path = spellings.find(|path| is_known(path)).unwrap_or_else(without_prefix);
             self.entry(&path, place, value, into)?;
         }
         if let Some(inline) = inline {

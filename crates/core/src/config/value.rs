@@ -1,6 +1,7 @@
 //! Typed values, and how each kind of setting reads them from a file's or a variable's text.
 
 use crate::deepspeed::Node;
+use crate::settings::true_or_false;
 use std::fmt;
 
 /// A value of a setting.
@@ -67,7 +68,7 @@ impl Kind {
     pub(crate) fn read_text(self, text: &str) -> Option<Value> {
         let text = text.trim();
         match self {
-            Self::Flag => flag(text).map(Value::Flag),
+            Self::Flag => true_or_false(text).map(Value::Flag),
             Self::Whole(least) => {
                 let whole = text.parse().ok().filter(|whole| *whole >= least);
                 whole.map(Value::Whole)
@@ -111,28 +112,11 @@ impl Kind {
     }
 }
 
-/// Reads Accelerate's spellings of a yes or no.
-fn flag(text: &str) -> Option<bool> {
-    match text.to_ascii_lowercase().as_str() {
-        "true" | "t" | "yes" | "y" | "on" | "1" => Some(true),
-        "false" | "f" | "no" | "n" | "off" | "0" => Some(false),
-        _ => None,
-    }
-}
-
 impl Value {
     /// Returns whether it is true; `None` where it is no flag.
     pub fn as_flag(&self) -> Option<bool> {
         match self {
             Self::Flag(flag) => Some(*flag),
-            _ => None,
-        }
-    }
-
-    /// Returns the whole number.
-    pub fn as_whole(&self) -> Option<u64> {
-        match self {
-            Self::Whole(whole) => Some(*whole),
             _ => None,
         }
     }

@@ -14,7 +14,7 @@ mod state;
 mod variables;
 
 pub(crate) use resolve::ProgramSettings;
-pub(crate) use variables::Environment;
+pub(crate) use variables::{Environment, true_or_false};
 
 use crate::deepspeed::{DeepSpeedConfig, GradientReduction, MixedPrecision};
 use crate::fp8::Fp8Recipe;

@@ -173,7 +173,8 @@ fn precision(text: &str) -> Option<MixedPrecision> {
     }
 }
 
-fn true_or_false(text: &str) -> Option<bool> {
+/// Reads Accelerate's spellings of a yes or no.
+pub(crate) fn true_or_false(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
         "true" | "1" | "yes" | "y" | "t" | "on" => Some(true),
         "false" | "0" | "no" | "n" | "f" | "off" => Some(false),
