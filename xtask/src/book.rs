@@ -4,10 +4,12 @@
 //! the repository; they are rewritten in a copy, from which mdbook builds.
 
 use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use xshell::{Shell, cmd};
+
+use crate::tidy::links::resolve;
 
 /// Whether mdbook is there.
 pub(crate) fn can_run(shell: &Shell) -> bool {
@@ -55,27 +57,15 @@ fn with_links_to(repository: &str, text: &str) -> String {
         rewritten.push_str("](");
         match part.split_once(')') {
             Some((target, rest)) if target.starts_with("../") => {
-                rewritten.push_str(&format!("{repository}/blob/main/{})", from_root(target)));
+                // `tidy` finds links that leave the repository.
+                let path = resolve("docs/page.md", target).unwrap_or_default();
+                rewritten.push_str(&format!("{repository}/blob/main/{path})"));
                 rewritten.push_str(rest);
             }
             _ => rewritten.push_str(part),
         }
     }
     rewritten
-}
-
-/// What a link on a page of `docs/` means from the root.
-fn from_root(target: &str) -> String {
-    let mut path = PathBuf::from("docs");
-    for part in Path::new(target).components() {
-        match part {
-            Component::ParentDir => {
-                path.pop();
-            }
-            part => path.push(part),
-        }
-    }
-    path.display().to_string()
 }
 
 #[cfg(test)]

@@ -45,13 +45,18 @@ pub(crate) fn run(shell: &Shell, root: &Path) -> Result<()> {
         println!("ci: no mdbook in PATH: the book is not built");
     }
     let mut totals = step("tests", || test(TEST_COMMAND, root, TestTotals::default()))?;
-    match namespaces::can_be_made(shell) {
-        Ok(()) => totals += step("faults of a run over three hosts", || launch_faults::run(shell, root))?,
+    let can_make_hosts = namespaces::can_be_made(shell);
+    let on_hosts = |name, work: fn(&Shell, &Path) -> Result<TestTotals>| match &can_make_hosts {
+        Ok(()) => step(name, || work(shell, root)),
         Err(reason) => {
-            println!("ci: {reason}: faults of a run over three hosts are skipped");
-            totals.skipped += 1;
+            println!("ci: {reason}: skipped: {name}");
+            Ok(TestTotals {
+                skipped: 1,
+                ..TestTotals::default()
+            })
         }
-    }
+    };
+    totals += on_hosts("faults of a run over three hosts", launch_faults::run)?;
     if has_mpi(shell) {
         step("clippy over MPI", || {
             let clippy = "clippy --workspace --all-targets --features mpi -- --deny warnings";
@@ -59,13 +64,7 @@ pub(crate) fn run(shell: &Shell, root: &Path) -> Result<()> {
             Ok(cmd!(shell, "cargo {clippy...}").quiet().run()?)
         })?;
         totals = step("tests over MPI", || test(MPI_TEST_COMMAND, root, totals))?;
-        match namespaces::can_be_made(shell) {
-            Ok(()) => totals += step("MPI on two hosts", || mpi_hosts::run(shell, root))?,
-            Err(reason) => {
-                println!("ci: {reason}: MPI on two hosts is skipped");
-                totals.skipped += 1;
-            }
-        }
+        totals += on_hosts("MPI on two hosts", mpi_hosts::run)?;
     } else {
         println!("ci: no mpicc and mpirun in PATH: the tests over MPI stay skipped");
     }

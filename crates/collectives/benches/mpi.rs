@@ -4,6 +4,7 @@
 //! turns, `of_bare` is the median of the rounds' ratios of bandwidth (1 is equal, more is faster than MPI's own).
 
 use mpi_sys as ffi;
+use sconce_collectives::measure::median;
 use sconce_collectives::{Backend, Communicator, Options, ReduceOp, World, connect_over};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
@@ -76,10 +77,10 @@ fn bench(rounds: usize, largest: usize) {
         if world.is_main() {
             let line = serde_json::json!({
                 "operation": "all_reduce", "dtype": "f32", "bytes": bytes, "ranks": world.size,
-                "ours_us": round(median(samples.iter().map(|(ours, _)| ours * 1e6))),
-                "bare_us": round(median(samples.iter().map(|(_, bare)| bare * 1e6))),
-                "ours_gb_per_s": round(median(samples.iter().map(|(ours, _)| bytes as f64 / ours / 1e9))),
-                "of_bare": round(median(samples.iter().map(|(ours, bare)| bare / ours))),
+                "ours_us": round(median(samples.iter().map(|(ours, _)| ours * 1e6).collect())),
+                "bare_us": round(median(samples.iter().map(|(_, bare)| bare * 1e6).collect())),
+                "ours_gb_per_s": round(median(samples.iter().map(|(ours, _)| bytes as f64 / ours / 1e9).collect())),
+                "of_bare": round(median(samples.iter().map(|(ours, bare)| bare / ours).collect())),
             });
             println!("{line}");
         }
@@ -114,12 +115,6 @@ fn bare_all_reduce(input: &[f32], output: &mut [f32]) {
     // SAFETY: the library is initialised; both buffers hold `count` elements, and all ranks make this call.
     let code = unsafe { ffi::MPI_Allreduce(from, to, count, ffi::RSMPI_FLOAT, ffi::RSMPI_SUM, ffi::RSMPI_COMM_WORLD) };
     assert_eq!(code, 0, "MPI_Allreduce succeeds");
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn round(value: f64) -> f64 {

@@ -60,7 +60,7 @@ fn targets(line: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The path from the root that `target` means on `page`; `None` outside the repository.
-fn resolve(page: &str, target: &str) -> Option<String> {
+pub(crate) fn resolve(page: &str, target: &str) -> Option<String> {
     let mut parts: Vec<_> = page.split('/').collect();
     parts.pop();
     for part in target.split('/') {

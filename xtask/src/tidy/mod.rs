@@ -6,7 +6,7 @@
 mod book;
 mod crate_order;
 mod finding;
-mod links;
+pub(crate) mod links;
 mod manifests;
 mod places;
 mod readme;

@@ -25,8 +25,7 @@ pub(super) fn run(
     run_id: String,
 ) -> Result<ExitCode, CommandError> {
     let most = arguments.max_restarts();
-    let mut signals =
-        StopSignals::catch().map_err(|reason| CommandError::failure(format!("cannot catch signals: {reason}")))?;
+    let mut signals = StopSignals::catch().map_err(super::no_signals)?;
     for restarts in 0.. {
         // Every round has a store of its own: nothing of the last one can be found there.
         let rendezvous = Rendezvous::host()?;
